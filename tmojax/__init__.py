@@ -1,0 +1,1 @@
+"""Planner of tensor movement in multi-GPU training."""
