@@ -1,0 +1,72 @@
+"""What every planner is and returns. A planner searches; it never judges its own plan."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any
+
+from tmojax.problem import Problem, Schedule
+
+
+class Status(StrEnum):
+    """How a planner ended. The values are what people read."""
+
+    OPTIMAL = "optimal for its own model"
+    FEASIBLE = "feasible"
+    TIME_LIMIT = "time limit reached, best plan so far"
+    NOT_FOUND = "no feasible plan found"
+    INFEASIBLE = "proved infeasible"
+    ERROR = "rejected by the checker"
+
+    @property
+    def has_plan(self) -> bool:
+        return self in (Status.OPTIMAL, Status.FEASIBLE, Status.TIME_LIMIT)
+
+
+@dataclass(frozen=True, eq=False)
+class PlanResult:
+    """The one result type of all planners.
+
+    `step_s`: time of `schedule` in the exact simulator, seconds (inf without one). `plan_s` is the whole planning time,
+    compilation included; `compile_s` the compilation inside it. `message`: one sentence, with the reason when there is no plan.
+    `details`: figures of the planner's own (claimed objective, solver, gap, start, stages) with units in their names; JSON values only.
+    `time_limited`: the plan depends on how fast the machine is.
+    """
+
+    planner: str
+    status: Status
+    schedule: Schedule | None = None
+    step_s: float = float("inf")
+    plan_s: float = 0.0
+    compile_s: float = 0.0
+    message: str = ""
+    time_limited: bool = False
+    details: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+
+
+class Planner(ABC):
+    """A planner with its settings. Settings are the fields of the concrete, frozen dataclass.
+
+    `seeds` are results that other planners of the same run have found; a planner may start from them and says so.
+    """
+
+    name: str
+
+    @abstractmethod
+    def plan(self, problem: Problem, *, seed: int = 0, seeds: tuple[PlanResult, ...] = ()) -> PlanResult:
+        """Search for a schedule of `problem`. Deterministic for a seed unless the result says `time_limited`."""
+
+
+class Stopwatch:
+    """Seconds since it was made."""
+
+    def __init__(self) -> None:
+        self._start = time.perf_counter()
+
+    def read_s(self) -> float:
+        return time.perf_counter() - self._start
