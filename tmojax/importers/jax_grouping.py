@@ -1,0 +1,149 @@
+"""Join kernels into ops, and put the ops in order.
+
+Kernels of one layer and phase over the same elements are one op with several outputs when they share an input (queries,
+keys and values out of one product; weight, first and second moment of one optimizer step), when one consumes the
+other's element-wise result at no extra reads, and when one normalises the rows that the other reduced (softmax, layer
+normalisation). Joining never makes a cycle: a kernel joins another only if it can run at the other's place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tmojax.importers.jax_fusion import Fusion, Kernel
+from tmojax.importers.jax_tracing import Equation, Graph
+from tmojax.problem.workload import Phase
+
+# A row that is reduced and normalised in one kernel must fit into the registers and shared memory of one block.
+LONGEST_ROW_ELEMENTS = 16384
+
+
+@dataclass(slots=True)
+class Group:
+    """Kernels that run as one op; `position` orders groups and is the equation index of the kernel it stands at."""
+
+    kernels: list[Kernel]
+    position: float
+
+    @property
+    def first(self) -> Kernel:
+        return self.kernels[0]
+
+    @property
+    def writes(self) -> list[int]:
+        return [storage for kernel in self.kernels for storage in kernel.writes]
+
+
+def _row_elements(kernel: Kernel, graph: Graph) -> int:
+    """Length of a row if the kernel reduces trailing dimensions, else 0."""
+    equation: Equation = graph.equations[kernel.root]
+    axes = equation.params.get("axes")
+    if kernel.kind != "reduce" or not axes or not equation.input_shapes:
+        return 0
+    shape = equation.input_shapes[0]
+    trailing = tuple(range(len(shape) - len(axes), len(shape)))
+    if tuple(sorted(axes)) != trailing:
+        return 0
+    length = 1
+    for axis in axes:
+        length *= shape[axis]
+    return length
+
+
+class _Grouper:
+    def __init__(self, graph: Graph, fusion: Fusion, layer_of: Callable[[Kernel], str], updated: set[int]):
+        self.graph = graph
+        self.updated = updated
+        self.groups: list[Group] = []
+        self.owner: dict[int, Group] = {}
+        self.readers: dict[int, list[Group]] = {}
+        self.kernel_of = {write: kernel for kernel in fusion.kernels for write in kernel.writes}
+        self.kernels = fusion.kernels
+        self.layer = {id(kernel): layer_of(kernel) for kernel in fusion.kernels}
+
+    def run(self) -> list[Group]:
+        for kernel in self.kernels:
+            group = self.join(kernel)
+            if group is None:
+                group = Group([kernel], self.position(kernel))
+                self.groups.append(group)
+            for write in kernel.writes:
+                self.owner[write] = group
+            for storage in kernel.reads:
+                readers = self.readers.setdefault(storage, [])
+                if not any(group is other for other in readers):
+                    readers.append(group)
+        self.groups.sort(key=lambda group: group.position)
+        return self.groups
+
+    def position(self, kernel: Kernel) -> float:
+        """Where a kernel of its own stands: at its equation, or, to add to an accumulator, as early as possible."""
+        if kernel.phase is Phase.BACKWARD and all(write in self.updated for write in kernel.writes):
+            made = [self.owner[s].position for s in kernel.reads if s in self.owner]
+            return max(made) + 0.5 if made else float(kernel.root)
+        return float(kernel.root)
+
+    def join(self, kernel: Kernel) -> Group | None:
+        """Find an earlier group that this kernel can join, preferring producers, then siblings."""
+        if kernel.kind not in ("elementwise", "reduce"):
+            return None
+        for storage in kernel.reads:
+            producer = self.owner.get(storage)
+            if producer is not None and self.may_follow(producer, kernel, storage) and self.place(producer, kernel):
+                return producer
+        for storage, touched in kernel.reads.items():
+            if self.graph.storages[storage].elements < kernel.elements or not touched:
+                continue
+            for group in reversed(self.readers.get(storage, ())):
+                if self.alike(group, kernel) and self.place(group, kernel):
+                    return group
+        return None
+
+    def alike(self, group: Group, kernel: Kernel) -> bool:
+        first = group.first
+        return (
+            first.kind in ("elementwise", "reduce")
+            and first.elements == kernel.elements
+            and first.phase is kernel.phase
+            and self.layer[id(first)] == self.layer[id(kernel)]
+        )
+
+    def may_follow(self, group: Group, kernel: Kernel, storage: int) -> bool:
+        """Say whether a kernel may run inside the group that makes its input `storage`."""
+        if not self.alike(group, kernel):
+            return False
+        maker = self.kernel_of[storage]
+        if maker.kind == "reduce":
+            length = _row_elements(maker, self.graph)
+            shared = any(self.graph.storages[s].elements >= kernel.elements for s in kernel.reads if s in maker.reads)
+            return 0 < length <= LONGEST_ROW_ELEMENTS and shared
+        if self.graph.storages[storage].elements != kernel.elements:
+            return False
+        # In forward, an op is also what gets recomputed: joining must not make the consumer depend on larger inputs.
+        return kernel.phase is not Phase.FORWARD or sum(maker.reads.values()) <= self.graph.storages[storage].size_bytes
+
+    def place(self, group: Group, kernel: Kernel) -> bool:
+        """Move the group, if needed, to where all inputs of both exist before it and all users of both come after."""
+        latest = max(
+            (self.owner[s].position for s in kernel.reads if s in self.owner and self.owner[s] is not group),
+            default=-1.0,
+        )
+        if latest < group.position:
+            group.kernels.append(kernel)
+            return True
+        for write in group.writes:
+            for reader in self.readers.get(write, ()):
+                if reader is not group and reader.position < kernel.root:
+                    return False
+        group.kernels.append(kernel)
+        group.position = float(kernel.root)
+        return True
+
+
+def group_kernels(graph: Graph, fusion: Fusion, layer_of: Callable[[Kernel], str], updated: set[int]) -> list[Group]:
+    """Join the kernels of a fused graph into groups, in an order in which every read follows its write.
+
+    `layer_of` labels kernels (only those of one layer are joined); `updated` are results that replace an argument in place.
+    """
+    return _Grouper(graph, fusion, layer_of, updated).run()

@@ -1,0 +1,45 @@
+"""Stable, readable names for ops and tensors, and the layer that each belongs to, from JAX name scopes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+Scope = tuple[str, ...]
+
+
+def common_root(scopes: Iterable[Scope]) -> str:
+    """Return the name that holds everything else (the model's own, such as `GPT2`), or the empty string.
+
+    It is dropped from names, so that they read `h3.attn.scores` and not `GPT2.h3.attn.scores`.
+    """
+    roots = {scope[0] for scope in scopes if len(scope) > 1}
+    return roots.pop() if len(roots) == 1 else ""
+
+
+def strip_root(scope: Scope, root: str) -> Scope:
+    return scope[1:] if root and scope and scope[0] == root else scope
+
+
+def layer_label(parts: Sequence[str]) -> str:
+    """Label of the block: the first part of a name that carries a number (`h3`, `layers_7`), else the first part."""
+    for part in parts:
+        if any(character.isdigit() for character in part):
+            return part
+    return parts[0] if parts else ""
+
+
+class Names:
+    """Hands out unique names; the second use of a name gets `.2`, and so on."""
+
+    def __init__(self) -> None:
+        self.taken: set[str] = set()
+        self.counts: Counter[str] = Counter()
+
+    def unique(self, wanted: str) -> str:
+        name = wanted or "unnamed"
+        while name in self.taken:
+            self.counts[wanted] += 1
+            name = f"{wanted}.{self.counts[wanted] + 1}"
+        self.taken.add(name)
+        return name
