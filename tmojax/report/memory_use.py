@@ -30,7 +30,7 @@ _Change = tuple[float, int, int]  # time_s, column, bytes
 
 @dataclass(frozen=True, eq=False)
 class MemoryUse:
-    """Bytes in one memory. `time_s` [E] increases strictly; `bytes_by_kind` [E, kind] holds from that time to the next."""
+    """Bytes in one memory: `bytes_by_kind` [E, kind] holds from `time_s` [E], which increases strictly, to the next."""
 
     memory: int
     time_s: np.ndarray

@@ -153,7 +153,9 @@ def _link_rows(
                          size_bytes=crossing.size_bytes)  # fmt: skip
 
 
-def _counter(process: int, name: str, time_s: np.ndarray, values: np.ndarray, series: str, limit: dict) -> Iterator[Event]:
+def _counter(
+    process: int, name: str, time_s: np.ndarray, values: np.ndarray, series: str, limit: Event
+) -> Iterator[Event]:
     """Counter samples; of several samples in one nanosecond the last one holds, and repeated values are left out."""
     times = np.round(time_s * 1e9).astype(np.int64)
     keep = np.append(times[1:] != times[:-1], True)
