@@ -1,0 +1,21 @@
+"""Compilation of the simulator's inner loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from numba import njit
+
+
+def compiled(function: Callable[..., Any]) -> Any:
+    """Compile with numba on the first call and keep the machine code on disk where a cache directory can be written.
+
+    numba raises RuntimeError at decoration when neither the package's directory nor the user's cache is writable; then
+    the function is compiled anew in each process. Compiled functions call only functions of their own file, because
+    numba invalidates its cache by the time stamp of that one file.
+    """
+    try:
+        return njit(cache=True, error_model="numpy")(function)
+    except RuntimeError:
+        return njit(error_model="numpy")(function)

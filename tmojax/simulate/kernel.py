@@ -1,0 +1,487 @@
+"""The event loop: dependency graph and link rules in, times out (docs/semantics.md, section 8).
+
+Plain functions over arrays that numba compiles; without compilation they are ordinary Python and give the same bits.
+Nodes of the graph become ready when all their predecessors have taken effect. The clock jumps from one end of an op,
+set-up, hand-over or transfer to the next; ends closer together than `TIE` of the clock are one moment, so that symmetric
+devices stay symmetric in spite of rounding. Inside a moment everything that can finish without a new admission does so
+first; then engines are taken, then links are granted: the order in which ties are served never depends on the order in
+which the loop happened to visit them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tmojax.simulate.jit import compiled
+
+INSTANT = 0  # takes no time: release, retire, signal, wait, lend, reclaim, entering a collective
+WORK = 1  # occupies its device: compute, encode, decode
+TRANSFER = 2  # holds engines: set-up, then bytes over links
+COLLECTIVE = 3  # launch and latency, then bytes over links
+TIMER = 4  # hand-over of a signal to other devices
+
+FAIR, FCFS, PRIORITY, ORDER = 0, 1, 2, 3
+
+TIE = 1e-12
+
+
+@compiled
+def fair_rates(count, flows, flow_class, link_ptr, link, coefficient, bandwidth, share, left, weight, users):
+    """Max-min fair rates by progressive filling: `share[i]` in bytes/s on the most loaded link of flow i.
+
+    The common level of all growing flows rises until a link is full; its flows stop there. Levels are computed from
+    what is left of a link, not by adding steps, so flows that share nothing with a change keep their rate bit for bit.
+    `left`, `weight`, `users` are scratch of one entry per link.
+    """
+    users[:] = 0
+    for i in range(count):
+        share[i] = -1.0
+        kind = flow_class[flows[i]]
+        for e in range(link_ptr[kind], link_ptr[kind + 1]):
+            where = link[e]
+            if users[where] == 0:
+                left[where] = bandwidth[where]
+                weight[where] = 0.0
+            users[where] += 1
+            weight[where] += coefficient[e]
+    level = 0.0
+    while True:
+        full, lowest = -1, np.inf
+        for where in range(users.size):
+            if users[where] > 0:
+                candidate = left[where] / weight[where]
+                if candidate < lowest:
+                    full, lowest = where, candidate
+        if full < 0:
+            break
+        level = max(level, lowest)  # levels only rise; rounding must not make one fall, let alone below zero
+        for i in range(count):
+            if share[i] >= 0.0:
+                continue
+            kind = flow_class[flows[i]]
+            crosses = False
+            for e in range(link_ptr[kind], link_ptr[kind + 1]):
+                if link[e] == full:
+                    crosses = True
+            if crosses:
+                share[i] = level
+                for e in range(link_ptr[kind], link_ptr[kind + 1]):
+                    left[link[e]] -= coefficient[e] * level
+                    weight[link[e]] -= coefficient[e]
+                    users[link[e]] -= 1
+    for i in range(count):
+        if share[i] < 0.0:  # crosses no link: a collective of one device
+            share[i] = np.inf
+
+
+@compiled
+def _before(time_a, a, time_b, b, device, position):
+    """Whether node a, due at time_a, is served before node b: earlier, then lower device, then earlier in the list."""
+    if time_a != time_b:
+        return time_a < time_b
+    if device[a] != device[b]:
+        return device[a] < device[b]
+    return position[a] < position[b]
+
+
+@compiled
+def _may_start(node, graph, rules, order_started):
+    """Whether every `order` link of the transfer has come to it: the one before it in the sequence has its engines."""
+    kind = graph.flow_class[node]
+    for e in range(graph.link_ptr[kind], graph.link_ptr[kind + 1]):
+        where = graph.link[e]
+        if rules.policy[where] == ORDER and rules.order[rules.order_ptr[where] + order_started[where]] != node:
+            return False
+    return True
+
+
+@compiled
+def _next_to_start(queue, queued, graph, rules, order_started, busy, claimed):
+    """Place in `queue` of the first transfer that can take its engines, or -1.
+
+    Engines are first come, first served: a transfer that waits for one engine keeps its place at the others.
+    """
+    claimed[:] = False
+    for place in range(queued):
+        node = queue[place]
+        if not _may_start(node, graph, rules, order_started):
+            continue
+        kind = graph.flow_class[node]
+        free = True
+        for e in range(graph.engine_ptr[kind], graph.engine_ptr[kind + 1]):
+            if busy[graph.engine[e]] or claimed[graph.engine[e]]:
+                free = False
+        if free:
+            return place
+        for e in range(graph.engine_ptr[kind], graph.engine_ptr[kind + 1]):
+            claimed[graph.engine[e]] = True
+    return -1
+
+
+@compiled
+def _next_to_admit(asking, asked, asked_s, graph, rules, used, order_admitted):
+    """Place in `asking` of the transfer to admit now (semantics 8.3), or -1."""
+    best = -1
+    best_rank = 0
+    for place in range(asked):
+        node = asking[place]
+        kind = graph.flow_class[node]
+        eligible = True
+        for e in range(graph.link_ptr[kind], graph.link_ptr[kind + 1]):
+            where = graph.link[e]
+            policy = rules.policy[where]
+            if policy == FAIR:
+                continue
+            if used[where] >= rules.slots[where]:
+                eligible = False
+            elif policy == ORDER and rules.order[rules.order_ptr[where] + order_admitted[where]] != node:
+                eligible = False
+        if not eligible:
+            continue
+        rank = rules.rank[kind, graph.device[node]]
+        if best >= 0 and rank > best_rank:
+            continue
+        other = asking[best]
+        if best < 0 or rank < best_rank or _before(
+            asked_s[node], node, asked_s[other], other, graph.device, graph.position
+        ):  # fmt: skip
+            best, best_rank = place, rank
+    return best
+
+
+@compiled
+def _slowdown(node, graph, factors, computing):
+    """Factor by which a flow progresses slower than its links allow, because devices compute meanwhile."""
+    if graph.kind[node] == TRANSFER:
+        return factors[4] if computing[graph.device[node]] >= 0 else 1.0
+    kind = graph.flow_class[node]
+    for e in range(graph.member_ptr[kind], graph.member_ptr[kind + 1]):
+        if computing[graph.member[e]] >= 0:
+            return factors[3]
+    return 1.0
+
+
+@compiled
+def _finish(node, graph, waiting, stack, height):
+    """Put the successors for which `node` was the last predecessor on the stack; its new height."""
+    for e in range(graph.succ_ptr[node], graph.succ_ptr[node + 1]):
+        other = graph.succ[e]
+        waiting[other] -= 1
+        if waiting[other] == 0:
+            stack[height] = other
+            height += 1
+    return height
+
+
+@compiled
+def _enter_links(kind, graph, now, on_link, busy_since):
+    for e in range(graph.link_ptr[kind], graph.link_ptr[kind + 1]):
+        where = graph.link[e]
+        if on_link[where] == 0:
+            busy_since[where] = now
+        on_link[where] += 1
+
+
+@compiled
+def run_events(graph, rules, work_s, record):
+    """Run the graph. `work_s`: duration of WORK and TIMER nodes, set-up and latency of the others.
+
+    Returns (start_s, flow_start_s, end_s, busy_s per link, events, segments): NaN where nothing happened (deadlock, or
+    no such phase); segments, if `record`, are rows (time, link, bytes/s from then on).
+    """
+    count = graph.kind.size
+    links = rules.bandwidth.size
+    devices = graph.device_memory.size
+    factors = rules.interference
+    interferes = False
+    for i in range(factors.size):
+        if factors[i] != 1.0:
+            interferes = True
+
+    start_s = np.full(count, np.nan)
+    flow_start_s = np.full(count, np.nan)
+    end_s = np.full(count, np.nan)
+    waiting = graph.waiting.copy()
+    stack = np.empty(count, np.int32)  # ready nodes not yet looked at
+    height = 0
+    for node in range(count):
+        if waiting[node] == 0:
+            stack[height] = node
+            height += 1
+
+    computing = np.full(devices, -1, np.int32)
+    compute_end = np.full(devices, np.inf)
+    compute_left = np.zeros(devices)  # work left at `compute_since`, in seconds without interference
+    compute_since = np.zeros(devices)
+    compute_factor = np.ones(devices)
+
+    fixed = np.empty(count, np.int32)  # set-ups, launches and hand-overs under way
+    fixed_end = np.empty(count)
+    fixed_count = 0
+
+    queue = np.empty(count, np.int32)  # transfers that wait for engines, in the order of service
+    queue_s = np.empty(count)
+    queued = 0
+    engine_busy = np.zeros(graph.engines, np.bool_)
+    claimed = np.zeros(graph.engines, np.bool_)
+
+    asking = np.empty(count, np.int32)  # transfers that wait for links
+    asked_s = np.empty(count)
+    asked = 0
+    used = np.zeros(links, np.int32)  # slots
+    order_started = np.zeros(links, np.int32)
+    order_admitted = np.zeros(links, np.int32)
+
+    flows = np.empty(count, np.int32)
+    flow_left = np.empty(count)
+    flow_since = np.empty(count)
+    flow_rate = np.empty(count)
+    flow_end = np.empty(count)
+    flow_count = 0
+    share = np.empty(count)
+    changed = False
+    left = np.empty(links)
+    weight = np.empty(links)
+    users = np.zeros(links, np.int32)
+    on_link = np.zeros(links, np.int32)
+    busy_since = np.zeros(links)
+    busy_s = np.zeros(links)
+
+    entering = np.zeros(graph.memories, np.int32)  # copies into and out of each memory that set up or move bytes
+    leaving = np.zeros(graph.memories, np.int32)
+    collectives = np.zeros(devices, np.int32)
+
+    segments = np.empty((64 if record else 1, 3))
+    segment_count = 0
+    shown = np.zeros(links)
+    rate = np.zeros(links)
+
+    now = 0.0
+    limit = 0.0
+    events = 0
+    while True:
+        # Everything that ends at this moment without a new start or admission.
+        moved = True
+        while moved:
+            moved = False
+            while height > 0:
+                height -= 1
+                node = stack[height]
+                kind = graph.kind[node]
+                if kind == INSTANT:
+                    start_s[node] = now
+                    end_s[node] = now
+                    height = _finish(node, graph, waiting, stack, height)
+                elif kind == WORK:
+                    device = graph.device[node]
+                    start_s[node] = now
+                    computing[device] = node
+                    compute_left[device] = work_s[node]
+                    compute_since[device] = now
+                    compute_factor[device] = 1.0
+                    compute_end[device] = now + work_s[node]
+                elif kind == TRANSFER:
+                    place = queued
+                    while place > 0 and _before(
+                        now, node, queue_s[place - 1], queue[place - 1], graph.device, graph.position
+                    ):
+                        queue[place] = queue[place - 1]
+                        queue_s[place] = queue_s[place - 1]
+                        place -= 1
+                    queue[place] = node
+                    queue_s[place] = now
+                    queued += 1
+                else:
+                    start_s[node] = now
+                    fixed[fixed_count] = node
+                    fixed_end[fixed_count] = now + work_s[node]
+                    fixed_count += 1
+            for device in range(devices):
+                if compute_end[device] <= limit:
+                    node = computing[device]
+                    computing[device] = -1
+                    compute_end[device] = np.inf
+                    end_s[node] = now
+                    events += 1
+                    moved = True
+                    height = _finish(node, graph, waiting, stack, height)
+            place = 0
+            while place < fixed_count:
+                if fixed_end[place] > limit:
+                    place += 1
+                    continue
+                node = fixed[place]
+                fixed_count -= 1
+                fixed[place] = fixed[fixed_count]
+                fixed_end[place] = fixed_end[fixed_count]
+                events += 1
+                moved = True
+                kind = graph.flow_class[node]
+                if graph.kind[node] == TIMER:
+                    end_s[node] = now
+                    height = _finish(node, graph, waiting, stack, height)
+                elif graph.kind[node] == TRANSFER:
+                    asking[asked] = node
+                    asked_s[node] = now
+                    asked += 1
+                    leaving[graph.source[kind]] -= 1
+                    entering[graph.destination[kind]] -= 1
+                else:
+                    flows[flow_count] = node
+                    flow_left[flow_count] = graph.flow_bytes[node]
+                    flow_rate[flow_count] = 0.0
+                    flow_since[flow_count] = now
+                    flow_end[flow_count] = np.inf
+                    flow_count += 1
+                    flow_start_s[node] = now
+                    changed = True
+                    _enter_links(kind, graph, now, on_link, busy_since)
+                    for e in range(graph.member_ptr[kind], graph.member_ptr[kind + 1]):
+                        collectives[graph.member[e]] += 1
+
+        # Engines.
+        place = _next_to_start(queue, queued, graph, rules, order_started, engine_busy, claimed) if queued else -1
+        if place >= 0:
+            node = queue[place]
+            queued -= 1
+            for i in range(place, queued):
+                queue[i] = queue[i + 1]
+                queue_s[i] = queue_s[i + 1]
+            kind = graph.flow_class[node]
+            for e in range(graph.engine_ptr[kind], graph.engine_ptr[kind + 1]):
+                engine_busy[graph.engine[e]] = True
+            for e in range(graph.link_ptr[kind], graph.link_ptr[kind + 1]):
+                order_started[graph.link[e]] += rules.policy[graph.link[e]] == ORDER
+            leaving[graph.source[kind]] += 1
+            entering[graph.destination[kind]] += 1
+            start_s[node] = now
+            fixed[fixed_count] = node
+            fixed_end[fixed_count] = now + work_s[node]
+            fixed_count += 1
+            continue
+
+        # Links.
+        while asked > 0:
+            place = _next_to_admit(asking, asked, asked_s, graph, rules, used, order_admitted)
+            if place < 0:
+                break
+            node = asking[place]
+            asked -= 1
+            asking[place] = asking[asked]
+            kind = graph.flow_class[node]
+            for e in range(graph.link_ptr[kind], graph.link_ptr[kind + 1]):
+                where = graph.link[e]
+                used[where] += 1
+                order_admitted[where] += rules.policy[where] == ORDER
+            _enter_links(kind, graph, now, on_link, busy_since)
+            leaving[graph.source[kind]] += 1
+            entering[graph.destination[kind]] += 1
+            flows[flow_count] = node
+            flow_left[flow_count] = graph.flow_bytes[node]
+            flow_rate[flow_count] = 0.0
+            flow_since[flow_count] = now
+            flow_end[flow_count] = np.inf
+            flow_count += 1
+            flow_start_s[node] = now
+            changed = True
+
+        # Speeds.
+        if changed:
+            fair_rates(
+                flow_count, flows, graph.flow_class, graph.link_ptr, graph.link, graph.coefficient, rules.bandwidth,
+                share, left, weight, users,
+            )  # fmt: skip
+        if changed or interferes:
+            for i in range(flow_count):
+                speed = share[i]
+                if interferes:
+                    speed /= _slowdown(flows[i], graph, factors, computing)
+                if speed != flow_rate[i]:
+                    if flow_rate[i] > 0.0:
+                        flow_left[i] = max(flow_left[i] - flow_rate[i] * (now - flow_since[i]), 0.0)
+                    flow_rate[i] = speed
+                    flow_since[i] = now
+                    flow_end[i] = now + flow_left[i] / speed
+        if interferes:
+            for device in range(devices):
+                if computing[device] < 0:
+                    continue
+                memory = graph.device_memory[device]
+                factor = factors[0] if entering[memory] > 0 else 1.0
+                if leaving[memory] > 0:
+                    factor *= factors[1]
+                if collectives[device] > 0:
+                    factor *= factors[2]
+                if factor != compute_factor[device]:
+                    done = (now - compute_since[device]) / compute_factor[device]
+                    compute_left[device] = max(compute_left[device] - done, 0.0)
+                    compute_since[device] = now
+                    compute_factor[device] = factor
+                    compute_end[device] = now + compute_left[device] * factor
+        if record and changed:
+            rate[:] = 0.0
+            for i in range(flow_count):
+                kind = graph.flow_class[flows[i]]
+                for e in range(graph.link_ptr[kind], graph.link_ptr[kind + 1]):
+                    rate[graph.link[e]] += share[i] * graph.coefficient[e]
+            for where in range(links):
+                if rate[where] != shown[where]:
+                    if segment_count == segments.shape[0]:
+                        longer = np.empty((2 * segment_count, 3))
+                        longer[:segment_count] = segments
+                        segments = longer
+                    segments[segment_count, 0] = now
+                    segments[segment_count, 1] = where
+                    segments[segment_count, 2] = rate[where]
+                    segment_count += 1
+                    shown[where] = rate[where]
+        changed = False
+
+        # The next moment.
+        upcoming = np.inf
+        for i in range(flow_count):
+            upcoming = min(upcoming, flow_end[i])
+        for device in range(devices):
+            upcoming = min(upcoming, compute_end[device])
+        for i in range(fixed_count):
+            upcoming = min(upcoming, fixed_end[i])
+        if upcoming == np.inf:
+            break
+        now = max(now, upcoming)
+        limit = now + now * TIE
+
+        kept = 0
+        for i in range(flow_count):
+            node = flows[i]
+            if flow_end[i] > limit:
+                if kept < i:
+                    flows[kept] = node
+                    flow_left[kept] = flow_left[i]
+                    flow_rate[kept] = flow_rate[i]
+                    flow_since[kept] = flow_since[i]
+                    flow_end[kept] = flow_end[i]
+                    share[kept] = share[i]
+                kept += 1
+                continue
+            changed = True
+            events += 1
+            end_s[node] = now
+            kind = graph.flow_class[node]
+            transfer = graph.kind[node] == TRANSFER
+            for e in range(graph.link_ptr[kind], graph.link_ptr[kind + 1]):
+                where = graph.link[e]
+                used[where] -= transfer
+                on_link[where] -= 1
+                if on_link[where] == 0:
+                    busy_s[where] += now - busy_since[where]
+            if transfer:
+                leaving[graph.source[kind]] -= 1
+                entering[graph.destination[kind]] -= 1
+                for e in range(graph.engine_ptr[kind], graph.engine_ptr[kind + 1]):
+                    engine_busy[graph.engine[e]] = False
+            else:
+                for e in range(graph.member_ptr[kind], graph.member_ptr[kind + 1]):
+                    collectives[graph.member[e]] -= 1
+            height = _finish(node, graph, waiting, stack, height)
+        flow_count = kept
+    return start_s, flow_start_s, end_s, busy_s, events, segments[:segment_count]
