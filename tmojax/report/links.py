@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tmojax.errors import InputError
 from tmojax.problem import Kind, Problem, Schedule
 from tmojax.report.activity import DeviceActivity
 from tmojax.simulate import Simulation
@@ -80,9 +81,10 @@ def crossings(
 
 
 def read_link_rates(problem: Problem, simulation: Simulation) -> tuple[LinkRate, ...]:
-    """The rates that a recorded simulation saw, for every link of the machine, in its order."""
-    rates = []
-    for link in range(len(problem.machine.links)):
-        time_s, bytes_per_s = simulation.segments[link]
-        rates.append(LinkRate(link, np.asarray(time_s, float), np.asarray(bytes_per_s, float)))
-    return tuple(rates)
+    """The rates that a recorded simulation saw, for every link of the machine, in its order.
+
+    Raises InputError for a simulation without record.
+    """
+    if simulation.segments is None:
+        raise InputError("simulation.segments: None; simulate with record=True to see rates of links")
+    return tuple(LinkRate(link, *simulation.segments[link]) for link in range(len(problem.machine.links)))

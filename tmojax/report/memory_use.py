@@ -54,8 +54,26 @@ def read_memory_use(problem: Problem, schedule: Schedule, simulation: Simulation
     """
     changes: list[list[_Change]] = [[] for _ in problem.machine.memories]
     for device in range(problem.workload.device_count):
-        _ListReader(problem, schedule, simulation, device, changes).read()
+        _ListReader(problem, schedule, device, simulation.start_s[device], simulation.end_s[device], changes).read()
     return tuple(_collect(memory, rows) for memory, rows in enumerate(changes))
+
+
+def peak_by_kind(problem: Problem, schedule: Schedule) -> np.ndarray:
+    """Bytes of every kind in every memory at its fullest position, [memory, kind]; needs no times.
+
+    As the rules charge them (docs/semantics.md, 5.2 and 5.3): allocated sets follow list positions, and a memory that
+    several lists use is charged with each list's own maximum.
+    """
+    total = np.zeros((len(problem.machine.memories), len(BYTE_KINDS)), np.int64)
+    for device, rows in enumerate(schedule.lists):
+        changes: list[list[_Change]] = [[] for _ in problem.machine.memories]
+        position = np.arange(1, len(rows) + 1, dtype=float)
+        # What instruction i frees is gone before instruction i + 1; a written retire stands at its own place.
+        _ListReader(problem, schedule, device, position, position + 0.5, changes).read()
+        for memory, found in enumerate(changes):
+            use = _collect(memory, found)
+            total[memory] += use.bytes_by_kind[use.peak]
+    return total
 
 
 def _collect(memory: int, rows: list[_Change]) -> MemoryUse:
@@ -72,14 +90,14 @@ def _collect(memory: int, rows: list[_Change]) -> MemoryUse:
 class _ListReader:
     """Follows one list and notes every change of bytes in every memory."""
 
-    def __init__(self, problem: Problem, schedule: Schedule, simulation: Simulation, device: int, changes):
+    def __init__(self, problem: Problem, schedule: Schedule, device: int, start_s, end_s, changes):
         self._problem, self._machine, self._workload = problem, problem.machine, problem.workload
         self._device = device
         self._program = problem.workload.program(device)
         self._memory = problem.machine.devices[device].memory
         self._rows = schedule.lists[device]
         self._initial = schedule.initial[device]
-        self._start_s, self._end_s = simulation.start_s[device], simulation.end_s[device]
+        self._start_s, self._end_s = start_s, end_s
         self._changes = changes
         self._others = {d.memory for d in self._machine.devices if d.memory != self._memory and d.kind == "gpu"}
         # storage -> (bytes, column, member tensors); alias groups have one storage of the largest member's size
@@ -129,7 +147,7 @@ class _ListReader:
                 self._change(end_s, self._memory, _WORKSPACE, -workspace.pop(after, 0))
             elif kind == Kind.LEND:
                 loans[event] = size
-                self._change(start_s, self._memory, _LENT, size)
+                self._change(end_s, self._memory, _LENT, size)
             elif kind == Kind.RECLAIM:
                 self._change(end_s, self._memory, _LENT, -loans.pop(event, 0))
             if scratch:

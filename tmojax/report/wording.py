@@ -19,3 +19,25 @@ def listing(parts: Sequence[str]) -> str:
 def counted(count: int, singular: str) -> str:
     """`1 activation`, `12 activations`."""
     return f"{count} {singular}" if count == 1 else f"{count} {singular}s"
+
+
+def ranges(labels: Sequence[str]) -> str:
+    """Labels that end in a number, joined where consecutive: `h0-h3, h5`. Others stand for themselves, each once."""
+    numbered: dict[str, list[int]] = {}
+    plain: list[str] = []
+    for label in dict.fromkeys(labels):
+        digits = label[len(label.rstrip("0123456789")) :]
+        if digits:
+            numbered.setdefault(label[: -len(digits)], []).append(int(digits))
+        elif label:
+            plain.append(label)
+    parts: list[str] = []
+    for stem, numbers in numbered.items():
+        numbers.sort()
+        start = 0
+        for place in range(1, len(numbers) + 1):
+            if place == len(numbers) or numbers[place] != numbers[place - 1] + 1:
+                first, last = numbers[start], numbers[place - 1]
+                parts.append(f"{stem}{first}" if first == last else f"{stem}{first}-{stem}{last}")
+                start = place
+    return ", ".join([*parts, *plain])

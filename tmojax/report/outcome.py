@@ -1,0 +1,167 @@
+"""What a run found: one outcome per planner, and what all of them are compared with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tmojax.check import CheckReport
+from tmojax.planners.base import PlanResult, Status
+from tmojax.problem import Problem
+from tmojax.problem.machine import MemoryKind
+from tmojax.report.activity import Category, read_activity
+from tmojax.simulate import Simulation
+
+
+@dataclass(frozen=True, slots=True)
+class Jitter:
+    """Step times, in seconds, of one schedule under random op and transfer times: median and 95th percentile.
+
+    `spread`: largest relative change of an op's duration; `samples`: how many simulations.
+    """
+
+    median_s: float
+    p95_s: float
+    spread: float
+    samples: int
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """One planner's result with what simulator and checker say about it.
+
+    `bound_s`: proven lower bound of the step time for the actions that this planner may use (0: unknown). `baseline`:
+    the one that others are compared with. `heuristic`: counts for the coordination headroom.
+    """
+
+    result: PlanResult
+    check: CheckReport | None = None
+    simulation: Simulation | None = None
+    bound_s: float = 0.0
+    jitter: Jitter | None = None
+    baseline: bool = False
+    heuristic: bool = False
+
+    @property
+    def planner(self) -> str:
+        return self.result.planner
+
+    @property
+    def valid(self) -> bool:
+        """The checker accepts the plan. Only such plans count."""
+        return self.check is not None and self.check.valid
+
+    @property
+    def status(self) -> Status:
+        return Status.ERROR if self.check is not None and not self.check.valid else self.result.status
+
+    @property
+    def step_s(self) -> float:
+        """Simulated step time of a valid plan, seconds; inf without one."""
+        return self.simulation.step_s if self.valid and self.simulation is not None else math.inf
+
+    @property
+    def gap(self) -> float | None:
+        """step_s / bound_s - 1, None without a plan or a bound."""
+        return self.step_s / self.bound_s - 1 if self.bound_s > 0 and math.isfinite(self.step_s) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Shortfall:
+    """Why nothing fits. `memory`, `bytes_over` and `where` of the least demanding plan that was found; `largest`: the
+    tensors there; `fitting_capacity_bytes` (0: none found): device memory with which it fits, and `fitting_step_s`."""
+
+    memory: str
+    bytes_over: int
+    where: str
+    largest: tuple[tuple[str, int], ...] = ()
+    fitting_planner: str = ""
+    fitting_capacity_bytes: int = 0
+    fitting_step_s: float = math.inf
+
+
+@dataclass(frozen=True, eq=False)
+class RunReport:
+    """Everything that a report shows.
+
+    `unlimited_s`: step time with memory for everything (inf: unknown). `footprint_bytes`: per device, what keeping
+    everything takes. `bound_parts`: named parts of the lower bound, seconds. `problem_hash` names the problem in plan
+    files. `interrupted`: planners were stopped before they had finished.
+    """
+
+    problem: Problem
+    problem_hash: str
+    outcomes: tuple[Outcome, ...]
+    footprint_bytes: tuple[int, ...]
+    unlimited_s: float = math.inf
+    bound_parts: Mapping[str, float] = field(default_factory=dict)
+    bound_notes: tuple[str, ...] = ()
+    shortfall: Shortfall | None = None
+    interrupted: bool = False
+    provenance: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def best(self) -> Outcome | None:
+        """The fastest valid plan, the earlier one of two equally fast ones; None without any."""
+        valid = [outcome for outcome in self.outcomes if math.isfinite(outcome.step_s)]
+        return min(valid, key=lambda outcome: outcome.step_s, default=None)
+
+    @property
+    def baseline(self) -> Outcome | None:
+        return next((outcome for outcome in self.outcomes if outcome.baseline), None)
+
+    @property
+    def best_heuristic(self) -> Outcome | None:
+        valid = [o for o in self.outcomes if o.heuristic and math.isfinite(o.step_s)]
+        return min(valid, key=lambda outcome: outcome.step_s, default=None)
+
+    @property
+    def headroom(self) -> float | None:
+        """Coordination headroom: step time of the best heuristic divided by the lower bound, less one."""
+        return None if self.best_heuristic is None else self.best_heuristic.gap
+
+    @property
+    def rejected(self) -> tuple[Outcome, ...]:
+        """Planners that claim a plan which the checker rejects: errors of the planner."""
+        return tuple(outcome for outcome in self.outcomes if outcome.status is Status.ERROR)
+
+
+def device_capacities(problem: Problem) -> tuple[int, ...]:
+    """Bytes that plans may use in the memory of every GPU."""
+    return tuple(problem.capacity_bytes(d) for d, spec in enumerate(problem.machine.devices) if spec.kind == "gpu")
+
+
+def compute_and_recompute_s(problem: Problem, outcome: Outcome) -> tuple[float, float]:
+    """Seconds of first executions and of recomputations in a step, means over the devices."""
+    if outcome.result.schedule is None or outcome.simulation is None:
+        return 0.0, 0.0
+    activities = read_activity(problem, outcome.result.schedule, outcome.simulation)
+    times = [(a.end_s - a.start_s, a) for a in activities]
+    again = np.mean([took[a.of(Category.RECOMPUTE)].sum() for took, a in times])
+    first = np.mean(
+        [took[a.of(Category.FORWARD, Category.BACKWARD, Category.OPTIMIZER, Category.CODEC)].sum() for took, a in times]
+    )
+    return float(first), float(again)
+
+
+def moved_bytes(problem: Problem, outcome: Outcome) -> tuple[int, int, int]:
+    """Bytes of one step that copies move (out of GPUs to hosts, from hosts into GPUs, between GPUs), all GPUs."""
+    out = inward = peer = 0
+    if outcome.result.schedule is None or outcome.simulation is None:
+        return out, inward, peer
+    kinds = [memory.kind for memory in problem.machine.memories]
+    for activity in read_activity(problem, outcome.result.schedule, outcome.simulation):
+        rows = outcome.result.schedule.lists[activity.device][activity.instruction]
+        for position in np.flatnonzero(activity.size_bytes).tolist():
+            source, destination = (kinds[int(rows[name][position])] for name in ("memory", "to_memory"))
+            size = int(activity.size_bytes[position])
+            if source is MemoryKind.DEVICE and destination is MemoryKind.DEVICE:
+                peer += size
+            elif source is MemoryKind.DEVICE:
+                out += size
+            elif destination is MemoryKind.DEVICE:
+                inward += size
+    return out, inward, peer
