@@ -229,7 +229,8 @@ class _Builder:
                     if is_old and source not in own and updater.get(tensor, len(self.build.groups)) < index:
                         raise InputError(
                             f"step: op {self.ops[index].name!r} reads {self.tensors[tensor].name!r} after op "
-                            f"{self.ops[updater[tensor]].name!r} replaced it in place; compute what needs the old value first"
+                            f"{self.ops[updater[tensor]].name!r} replaced it in place; compute what needs the old "
+                            f"value first"
                         )
 
 
@@ -272,9 +273,15 @@ def synchronise_gradients(program: Program, gpus: int, bucket_bytes: int) -> tup
         ops.insert(
             index + 1,
             Op(
-                name=label, phase=Phase.COLLECTIVE, duration_s=0.0, updates=tuple(tensors), recomputable=False, step_op=True,
-                collective=label, layer=program.ops[index].layer,
+                name=label,
+                phase=Phase.COLLECTIVE,
+                duration_s=0.0,
+                updates=tuple(tensors),
+                recomputable=False,
+                step_op=True,
+                collective=label,
+                layer=program.ops[index].layer,
             ),
-        )  # fmt: skip
+        )
         collectives.append(Collective(label, CollectiveKind.ALL_REDUCE, size, tuple(range(gpus))))
     return replace(program, ops=tuple(ops)), tuple(reversed(collectives))

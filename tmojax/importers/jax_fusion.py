@@ -6,7 +6,7 @@ The rules follow what XLA does for GPUs (docs/importer.md compares them with com
    so are the operands of matrix products and of unknown primitives, and what `checkpoint_name` names.
 2. Element-wise chains, broadcasts, slices and conversions are computed inside the kernels that use them.
 3. An element-wise value that several kernels need is recomputed in each of them, unless that costs more memory traffic
-   than writing and reading it, or it holds an expensive function such as tanh.
+   than writing and reading it, where an expensive function such as tanh counts as traffic too.
 4. Kernels over the same elements that share an input are one kernel with several outputs (`jax_grouping`).
 """
 
@@ -22,20 +22,23 @@ REDUCTIONS = frozenset(
     "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or argmax argmin reduce reduce_window_sum "
     "reduce_window_max cumsum cumprod cummax cummin cumlogsumexp".split()
 )
-INDEXED = frozenset(("gather", "scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max", "scatter_add"))
-PARTIAL_READS = frozenset(("slice", "dynamic_slice", "gather", "split"))
+INDEXED = frozenset("gather scatter scatter-add scatter-mul scatter-min scatter-max scatter_add".split())
+PARTIAL_READS = frozenset("slice dynamic_slice gather split".split())
 # Functions that a GPU evaluates as a long polynomial; exp, log, sqrt and division are a few instructions.
 EXPENSIVE = frozenset(
     "tanh erf erfc erf_inv pow sin cos tan asin acos atan atan2 sinh cosh asinh acosh atanh lgamma digamma random_bits "
     "threefry2x32 expm1 log1p igamma cbrt".split()
 )
 ELEMENTWISE = EXPENSIVE | frozenset(
-    "add add_any sub mul div rem neg sign floor ceil round abs max min and or not xor eq ne lt le gt ge select_n clamp exp "
-    "exp2 log logistic sqrt rsqrt integer_pow square is_finite nextafter convert_element_type bitcast_convert_type "
-    "reduce_precision broadcast_in_dim broadcast iota slice dynamic_slice dynamic_update_slice split concatenate pad rev "
-    "square population_count clz shift_left shift_right_logical shift_right_arithmetic real imag complex conj random_seed "
+    "add add_any sub mul div rem neg sign floor ceil round abs max min and or not xor eq ne lt le gt ge select_n clamp "
+    "exp exp2 log logistic sqrt rsqrt integer_pow square is_finite nextafter convert_element_type population_count clz "
+    "bitcast_convert_type reduce_precision broadcast_in_dim iota slice dynamic_slice dynamic_update_slice split "
+    "concatenate pad rev shift_left shift_right_logical shift_right_arithmetic real imag complex conj random_seed "
     "random_wrap random_unwrap random_fold_in tile".split()
 )
+# What an expensive function costs per element, as memory traffic of the same duration (40 FLOPs on an A100). It lies
+# between the values at which XLA keeps the tanh of GELU in bf16 (more than 2) and recomputes it in fp32 (less than 4).
+EXPENSIVE_TRAFFIC_BYTES = 3
 # An element-wise value this many times smaller than every kernel that needs it is recomputed without further thought.
 SMALL_VALUE_RATIO = 64
 
@@ -82,7 +85,8 @@ def _kind(equation: Equation) -> str:
 
 
 class _Fuser:
-    def __init__(self, graph: Graph):
+    def __init__(self, graph: Graph, bf16_vector: bool):
+        self.bf16_vector = bf16_vector
         self.graph = graph
         self.users: list[list[int]] = [[] for _ in graph.storages]
         for index, equation in enumerate(graph.equations):
@@ -90,8 +94,16 @@ class _Fuser:
                 self.users[source].append(index)
         self.kinds = [_kind(equation) for equation in graph.equations]
         self.results = set(graph.results)
-        self.materialised: set[int] = set(graph.arguments)
+        self.materialised: set[int] = {*graph.arguments, *graph.constants}
         self.tagged: dict[str, int] = {}
+        # Step counters and the like: their old value is as good, and reading it allows updating them in place.
+        self.scalars = {
+            s
+            for s in self.results
+            if self.produced(s)
+            and graph.storages[s].elements == 1
+            and self.kinds[graph.storages[s].producer] == "elementwise"
+        }
         self.counts = {"element-wise values recomputed": 0, "expensive values kept": 0, "element-wise values kept": 0}
 
     def produced(self, storage: int) -> bool:
@@ -155,7 +167,7 @@ class _Fuser:
             below: dict[int, int] = {}
             costly = equation.primitive in EXPENSIVE
             for source in equation.inputs:
-                if source in self.materialised:
+                if source in self.materialised and source not in self.scalars:
                     below[source] = max(below.get(source, 0), self.touched(equation, source))
                 else:
                     below.update(leaves[source])
@@ -172,7 +184,11 @@ class _Fuser:
                 if storage.elements * SMALL_VALUE_RATIO <= min(self.iteration_elements(r) for r in roots[out]):
                     continue
                 read = sum(below.values())
-                if costly or count * storage.size_bytes < (count - 1) * read:
+                if costly:
+                    read += storage.elements * EXPENSIVE_TRAFFIC_BYTES
+                if count * storage.size_bytes < (count - 1) * read:
+                    if costly and storage.dtype == "bfloat16" and not self.bf16_vector:
+                        storage.dtype, storage.size_bytes = "float32", 2 * storage.size_bytes
                     self.materialised.add(out)
                     kept[out] = "expensive values kept" if costly else "element-wise values kept"
         roots = self.roots()
@@ -213,7 +229,7 @@ class _Fuser:
         while stack:
             equation = graph.equations[stack.pop()]
             for source in equation.inputs:
-                if source in self.materialised:
+                if source in self.materialised and source not in self.scalars:
                     size = graph.storages[source].size_bytes
                     reads[source] = min(size, reads.get(source, 0) + self.touched(equation, source))
                 elif self.produced(source):
@@ -248,6 +264,9 @@ class _Fuser:
         return Fusion(kernels, self.materialised, self.counts, self.tagged)
 
 
-def fuse(graph: Graph) -> Fusion:
-    """Apply rules 1 to 3 to a flat graph and return one kernel per materialised storage, in equation order."""
-    return _Fuser(graph).fuse()
+def fuse(graph: Graph, bf16_vector: bool = True) -> Fusion:
+    """Apply the rules to a flat graph and return one kernel per materialised storage, in equation order.
+
+    Without `bf16_vector` arithmetic, expensive bf16 values that are kept are kept in fp32, as they were computed.
+    """
+    return _Fuser(graph, bf16_vector).fuse()

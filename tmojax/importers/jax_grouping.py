@@ -8,6 +8,7 @@ normalisation). Joining never makes a cycle: a kernel joins another only if it c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -52,9 +53,9 @@ def _row_elements(kernel: Kernel, graph: Graph) -> int:
 
 
 class _Grouper:
-    def __init__(self, graph: Graph, fusion: Fusion, layer_of: Callable[[Kernel], str], updated: set[int]):
+    def __init__(self, graph: Graph, fusion: Fusion, layer_of: Callable[[Kernel], str], replaced: dict[int, int]):
         self.graph = graph
-        self.updated = updated
+        self.replaced = replaced
         self.groups: list[Group] = []
         self.owner: dict[int, Group] = {}
         self.readers: dict[int, list[Group]] = {}
@@ -74,12 +75,23 @@ class _Grouper:
                 readers = self.readers.setdefault(storage, [])
                 if not any(group is other for other in readers):
                     readers.append(group)
+        self.replace_last()
         self.groups.sort(key=lambda group: group.position)
         return self.groups
 
+    def replace_last(self) -> None:
+        """Move in-place updates behind the last reader of the old value, unless the new value is needed before."""
+        for group in self.groups:
+            arguments = [self.replaced[write] for write in group.writes if write in self.replaced]
+            old = [r.position for a in arguments for r in self.readers.get(a, ()) if r is not group]
+            new = [r.position for w in group.writes for r in self.readers.get(w, ()) if r is not group]
+            last = max(old, default=group.position)
+            if group.position < last < min(new, default=math.inf):
+                group.position = last + 0.25
+
     def position(self, kernel: Kernel) -> float:
         """Where a kernel of its own stands: at its equation, or, to add to an accumulator, as early as possible."""
-        if kernel.phase is Phase.BACKWARD and all(write in self.updated for write in kernel.writes):
+        if kernel.phase is Phase.BACKWARD and all(write in self.replaced for write in kernel.writes):
             made = [self.owner[s].position for s in kernel.reads if s in self.owner]
             return max(made) + 0.5 if made else float(kernel.root)
         return float(kernel.root)
@@ -141,9 +153,10 @@ class _Grouper:
         return True
 
 
-def group_kernels(graph: Graph, fusion: Fusion, layer_of: Callable[[Kernel], str], updated: set[int]) -> list[Group]:
+def group_kernels(graph: Graph, fusion: Fusion, layer_of: Callable[[Kernel], str], replaced: dict[int, int]) -> list[Group]:
     """Join the kernels of a fused graph into groups, in an order in which every read follows its write.
 
-    `layer_of` labels kernels (only those of one layer are joined); `updated` are results that replace an argument in place.
+    `layer_of` labels kernels; only those of one layer are joined. `replaced` maps results to the arguments that they
+    replace in place; no later group reads the old value, where that is possible.
     """
-    return _Grouper(graph, fusion, layer_of, updated).run()
+    return _Grouper(graph, fusion, layer_of, replaced).run()

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import dropwhile
 from typing import Any
 
 import jax
@@ -23,9 +24,10 @@ from tmojax.importers.jax_coarsening import coarsen_layers
 from tmojax.importers.jax_fusion import ELEMENTWISE, INDEXED, REDUCTIONS, Fusion, fuse
 from tmojax.importers.jax_grouping import group_kernels
 from tmojax.importers.jax_naming import common_root, layer_label, strip_root
+from tmojax.importers.jax_rewriting import rewrite
 from tmojax.importers.jax_roofline import GpuSpec, find_gpu, is_matmul
 from tmojax.importers.jax_tracing import TAG, Graph, flatten
-from tmojax.problem.workload import Collective, Op, Phase, TensorKind, Workload, validate_workload
+from tmojax.problem.workload import Collective, Phase, TensorKind, Workload, validate_workload
 
 OPTIMIZER_SCOPE = "optimizer"
 DEFAULT_BUCKET_BYTES = 25_000_000
@@ -57,7 +59,7 @@ class ImportReport:
     def lines(self) -> list[str]:
         """The report as lines of text."""
         text = [
-            f"{self.traced_equations} equations traced in {self.trace_s:.1f} s, {self.equations} after inlining and dead code",
+            f"{self.traced_equations} equations traced in {self.trace_s:.1f} s, {self.equations} of them needed",
             f"{self.ops} ops and {self.tensors} tensors, {self.flops / 1e12:.2f} TFLOP, built in {self.build_s:.1f} s",
             ", ".join(f"{count} {rule}" for rule, count in self.fusion.items()),
         ]
@@ -79,12 +81,12 @@ class ImportedStep:
 
 
 def _paths(tree: Any, prefix: str) -> list[str]:
-    """Dotted name of every leaf; purely numeric parts (tuple positions) are dropped where names stay unique."""
+    """Dotted name of every leaf; leading numbers (positions in optax chains) are dropped where names stay unique."""
     full = [
         [part for part in jax.tree_util.keystr(path, simple=True, separator=".").split(".") if part]
         for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]
     ]
-    short = [[part for part in parts if not part.isdigit()] for parts in full]
+    short = [list(dropwhile(str.isdigit, parts)) for parts in full]
     repeated = Counter(map(tuple, short))
     chosen = [
         parts if repeated[tuple(brief)] > 1 or not brief else brief for parts, brief in zip(full, short, strict=True)
@@ -92,12 +94,23 @@ def _paths(tree: Any, prefix: str) -> list[str]:
     return [".".join([prefix, *parts] if prefix else parts) for parts in chosen]
 
 
-def _check(micro_batches: int, gpus: int, bucket_bytes: int, coarsen: str) -> None:
-    for setting, value in (("micro_batches", micro_batches), ("gpus", gpus), ("bucket_bytes", bucket_bytes)):
-        if value < 1:
-            raise InputError(f"{setting}: {value} must be at least 1")
-    if coarsen not in ("none", "layer"):
-        raise InputError(f"coarsen: {coarsen!r} is unknown; choose none or layer")
+@dataclass(frozen=True)
+class _Settings:
+    """The keyword arguments that both entries share."""
+
+    gpu: str | GpuSpec
+    micro_batches: int
+    gpus: int
+    bucket_bytes: int
+    coarsen: str
+    name: str
+
+    def check(self) -> None:
+        for setting in ("micro_batches", "gpus", "bucket_bytes"):
+            if getattr(self, setting) < 1:
+                raise InputError(f"{setting}: {getattr(self, setting)} must be at least 1")
+        if self.coarsen not in ("none", "layer"):
+            raise InputError(f"coarsen: {self.coarsen!r} is unknown; choose none or layer")
 
 
 def import_train_step(
@@ -116,12 +129,13 @@ def import_train_step(
     """Make a data-parallel training step from a loss and an optax optimizer, and import it.
 
     `params` and `batch` are trees of arrays or `jax.ShapeDtypeStruct`; `batch` is one micro-batch of one GPU. With
-    `micro_batches` K > 1, gradients are added up in persistent accumulators of the parameters' dtype, which the optimizer
-    resets. With `gpus` > 1, gradients are all-reduced in buckets of `bucket_bytes` in the last micro-batch.
+    `micro_batches` K > 1, gradients are added up in persistent accumulators of the parameters' dtype, which the
+    optimizer resets. With `gpus` > 1, gradients are all-reduced in buckets of `bucket_bytes` in the last micro-batch.
     `coarsen="layer"` merges the ops of one layer and phase into one.
     Raises InputError for settings out of range, unknown GPUs, dtypes that the GPU lacks, and what `flatten` rejects.
     """
-    _check(micro_batches, gpus, bucket_bytes, coarsen)
+    settings = _Settings(gpu, micro_batches, gpus, bucket_bytes, coarsen, name)
+    settings.check()
     begin = time.perf_counter()
     state = jax.eval_shape(optimizer.init, params)
     names = _paths(params, "")
@@ -161,10 +175,7 @@ def import_train_step(
     closed = jax.make_jaxpr(accumulating if micro_batches > 1 else single)(*trees, batch)
     trace_s = time.perf_counter() - begin
     suffix = ".grad.micro_batch" if micro_batches > 1 else ".grad"
-    return _import(
-        closed, arguments, OPTIMIZER_SCOPE, suffix, gpu=gpu, micro_batches=micro_batches, gpus=gpus,
-        bucket_bytes=bucket_bytes, coarsen=coarsen, name=name, trace_s=trace_s,
-    )  # fmt: skip
+    return _import(closed, arguments, OPTIMIZER_SCOPE, suffix, settings, trace_s)
 
 
 def import_step(
@@ -181,11 +192,13 @@ def import_step(
 ) -> ImportedStep:
     """Import `step(state, batch) -> (state, anything)` as it is, with one micro-batch and a donated state.
 
-    `kind_of` maps the dotted name of a leaf of `state` to weight or optimizer state; without it, names that contain `opt`,
-    `mu`, `nu`, `momentum`, `count` or `step` are optimizer state. Phases come from the name stack (`flatten`).
+    `kind_of` maps the dotted name of a leaf of `state` to weight or optimizer state; without it, names with a part
+    that begins with `opt` or is `mu`, `nu`, `momentum`, `trace`, `count` or `step` are optimizer state. Phases come
+    from the name stack (`flatten`).
     Raises InputError if the new state does not have the structure of the old one, and as `import_train_step` does.
     """
-    _check(1, gpus, bucket_bytes, coarsen)
+    settings = _Settings(gpu, 1, gpus, bucket_bytes, coarsen, name)
+    settings.check()
     begin = time.perf_counter()
     closed, shapes = jax.make_jaxpr(step, return_shape=True)(state, batch)
     if not isinstance(shapes, tuple) or not shapes or jax.tree.structure(shapes[0]) != jax.tree.structure(state):
@@ -195,10 +208,7 @@ def import_step(
     names = _paths(state, "")
     arguments = [Argument(n, (kind_of or _guess_kind)(n), True, i) for i, n in enumerate(names)]
     arguments += [Argument(n, TensorKind.INPUT, False) for n in _paths(batch, "batch")]
-    return _import(
-        closed, arguments, None, ".grad", gpu=gpu, micro_batches=1, gpus=gpus, bucket_bytes=bucket_bytes, coarsen=coarsen,
-        name=name, trace_s=time.perf_counter() - begin,
-    )  # fmt: skip
+    return _import(closed, arguments, None, ".grad", settings, time.perf_counter() - begin)
 
 
 def _guess_kind(name: str) -> TensorKind:
@@ -209,34 +219,42 @@ def _guess_kind(name: str) -> TensorKind:
 
 
 def _import(
-    closed: Any, arguments: list[Argument], optimizer_scope: str | None, gradient_suffix: str, *, gpu: str | GpuSpec,
-    micro_batches: int, gpus: int, bucket_bytes: int, coarsen: str, name: str, trace_s: float,
-) -> ImportedStep:  # fmt: skip
+    closed: Any,
+    arguments: list[Argument],
+    optimizer_scope: str | None,
+    gradient_suffix: str,
+    settings: _Settings,
+    trace_s: float,
+) -> ImportedStep:
     begin = time.perf_counter()
-    spec = gpu if isinstance(gpu, GpuSpec) else find_gpu(gpu)
+    gpu = settings.gpu if isinstance(settings.gpu, GpuSpec) else find_gpu(settings.gpu)
     graph = flatten(closed, optimizer_scope)
-    fusion = fuse(graph)
+    rewrite(graph)
+    fusion = fuse(graph, gpu.bf16_vector)
     root = common_root(e.scope for e in graph.equations if e.phase is not Phase.OPTIMIZER)
-    updated = {graph.results[a.result] for a in arguments if a.result >= 0}
-    groups = group_kernels(graph, fusion, lambda kernel: layer_label(strip_root(kernel.scope, root)), updated)
+    replaced = {
+        graph.results[argument.result]: storage
+        for storage, argument in zip(graph.arguments, arguments, strict=True)
+        if argument.result >= 0 and graph.results[argument.result] != storage
+    }
+    groups = group_kernels(graph, fusion, lambda kernel: layer_label(strip_root(kernel.scope, root)), replaced)
     gradients = {storage: f"{param}{gradient_suffix}" for param, storage in fusion.tagged.items()}
-    program = build_program(Build(graph, fusion, groups, arguments, root, gradients), spec, name, replicas=gpus > 1)
-    merged_ops = merged_tensors = 0
-    if coarsen == "layer":
-        coarse = coarsen_layers(program)
-        merged_ops = len(program.ops) - len(coarse.ops)
-        merged_tensors = len(program.tensors) - len(coarse.tensors)
-        program = coarse
+    build = Build(graph, fusion, groups, arguments, root, gradients)
+    program = build_program(build, gpu, settings.name, replicas=settings.gpus > 1)
+    fine = program
+    if settings.coarsen == "layer":
+        program = coarsen_layers(program)
+    merged_ops, merged_tensors = len(fine.ops) - len(program.ops), len(fine.tensors) - len(program.tensors)
     collectives: tuple[Collective, ...] = ()
-    if gpus > 1:
-        program, collectives = synchronise_gradients(program, gpus, bucket_bytes)
+    if settings.gpus > 1:
+        program, collectives = synchronise_gradients(program, settings.gpus, settings.bucket_bytes)
     workload = Workload(
-        name,
-        (program,),
-        (0,) * gpus,
-        micro_batches,
-        f"roofline: {spec.name}, XLA-like fusion of the jaxpr",
-        collectives,
+        name=settings.name,
+        programs=(program,),
+        device_program=(0,) * settings.gpus,
+        micro_batches=settings.micro_batches,
+        duration_source=f"roofline: {gpu.name}, kernels fused by rules that follow XLA",
+        collectives=collectives,
     )
     validate_workload(workload)
     report = ImportReport(
@@ -245,20 +263,16 @@ def _import(
         ops=len(program.ops),
         tensors=len(program.tensors),
         matmul_flops=sum(kernel.matmul_flops for kernel in fusion.kernels),
-        flops=_total_flops(program.ops),
+        flops=sum(op.flops for op in program.ops),
         fusion=fusion.counts,
         uncounted_primitives=_uncounted(graph, fusion),
-        coarsening=coarsen,
+        coarsening=settings.coarsen,
         merged_ops=merged_ops,
         merged_tensors=merged_tensors,
         trace_s=trace_s,
         build_s=time.perf_counter() - begin,
     )
     return ImportedStep(workload, report)
-
-
-def _total_flops(ops: tuple[Op, ...]) -> int:
-    return sum(op.flops for op in ops)
 
 
 def _uncounted(graph: Graph, fusion: Fusion) -> tuple[str, ...]:

@@ -22,10 +22,10 @@ def strip_root(scope: Scope, root: str) -> Scope:
 
 
 def layer_label(parts: Sequence[str]) -> str:
-    """Label of the block: the first part of a name that carries a number (`h3`, `layers_7`), else the first part."""
-    for part in parts:
+    """Label of the block: the first part of a name that carries a number (`h3`, `layers.7`), else the first part."""
+    for index, part in enumerate(parts):
         if any(character.isdigit() for character in part):
-            return part
+            return ".".join(parts[max(0, index - 1) : index + 1]) if part.isdigit() else part
     return parts[0] if parts else ""
 
 

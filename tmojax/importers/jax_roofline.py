@@ -1,7 +1,8 @@
 """Operation counts of primitives, GPU rates from the table, and durations by the roofline.
 
-time = max(flops / (eta_c x peak), bytes / (eta_m x bandwidth)). The fractions are measured ones: bf16 matrix products reach
-78 to 87 % of peak on A100, H100 and B200 at large sizes, element-wise kernels 80 to 93 % of the memory bandwidth.
+time = max(flops / (eta_c x peak), bytes / (eta_m x bandwidth)). The fractions are below published measurements: bf16
+matrix products reach 78 to 87 % of peak on A100, H100 and B200 at large sizes, element-wise kernels 80 to 93 % of the
+memory bandwidth.
 Launch overhead belongs to the machine and is not part of a duration.
 """
 
@@ -29,21 +30,25 @@ _TABLE = files("tmojax") / "data" / "gpus.csv"
 
 @dataclass(frozen=True)
 class GpuSpec:
-    """Rates of one GPU: peaks in FLOP/s by matrix operand dtype, memory bandwidth in bytes/s, capacity in bytes."""
+    """Rates of one GPU: peaks in FLOP/s by matrix operand dtype, memory bandwidth in bytes/s, capacity in bytes.
+
+    `bf16_vector`: element-wise bf16 arithmetic exists; without it, compilers compute such values in fp32.
+    """
 
     name: str
     matmul_flops_per_s: dict[str, float]
     vector_flops_per_s: float
     memory_bandwidth_bytes_per_s: float
     memory_bytes: int
+    bf16_vector: bool = True
 
     def matmul_peak(self, dtype: str) -> float:
         """Peak in FLOP/s for matrix products of `dtype`. Raises InputError if the GPU has no such arithmetic."""
         if dtype in self.matmul_flops_per_s:
             return self.matmul_flops_per_s[dtype]
         raise InputError(
-            f"gpu: {self.name} has no {dtype} matrix arithmetic; use dtype {' or '.join(sorted(self.matmul_flops_per_s))}, "
-            f"or another GPU"
+            f"gpu: {self.name} has no {dtype} matrix arithmetic; use dtype "
+            f"{' or '.join(sorted(self.matmul_flops_per_s))}, or another GPU"
         )
 
 
@@ -59,7 +64,12 @@ def gpu_table() -> dict[str, GpuSpec]:
             if row["half_type"].startswith("bf16"):
                 rates["bfloat16"] = half
             table[row["gpu"]] = GpuSpec(
-                row["gpu"], rates, fp32, float(row["hbm_GBps"]) * 1e9, int(float(row["memory_GiB"]) * 2**30)
+                row["gpu"],
+                rates,
+                fp32,
+                float(row["hbm_GBps"]) * 1e9,
+                int(float(row["memory_GiB"]) * 2**30),
+                row["bf16_vector"] == "yes",
             )
     return table
 

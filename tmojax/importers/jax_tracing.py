@@ -19,14 +19,25 @@ import tmojax.jax_setup  # noqa: F401
 from tmojax.errors import InputError
 from tmojax.problem.workload import Phase
 
+# Prefix of `checkpoint_name` labels with which the importer marks gradients; it neither names nor materialises.
+TAG = "tmojax.gradient:"
+
 # Same elements, same bytes: the output is the input's storage.
 VIEWS = frozenset(
     "reshape squeeze expand_dims transpose copy copy_p stop_gradient optimization_barrier sharding_constraint name "
     "layout_constraint".split()
 )
-COLLECTIVES = frozenset("psum all_gather all_to_all ppermute reduce_scatter shard_map psum_invariant pmax pmin".split())
+# Views when the number of elements stays: also sums over dimensions of size 1, which is how JAX transposes a broadcast.
+MAYBE_VIEWS = frozenset("broadcast_in_dim reduce_sum reduce_max reduce_min reduce_prod".split())
+CALLS = frozenset(
+    "jit pjit closed_call core_call xla_call checkpoint remat remat2 custom_jvp_call custom_vjp_call "
+    "custom_vjp_call_jaxpr".split()
+)
+COMMUNICATION = frozenset(
+    "psum psum2 psum_invariant pmax pmin all_gather all_to_all ppermute reduce_scatter shard_map xla_pmap".split()
+)
 DATA_DEPENDENT = {
-    "while": "a loop with an unknown trip count; use jax.lax.scan or a Python loop with a fixed length",
+    "while": "a loop with an unknown trip count; use jax.lax.scan or a Python loop of fixed length",
     "cond": "a branch chosen at run time; trace the branch that training takes",
 }
 
@@ -40,294 +51,291 @@ class Storage:
     dtype: str
     producer: int = -1
     given_name: str = ""
-    constant: bool = False
 
 
 @dataclass(slots=True)
 class Equation:
-    """One primitive on storages. `scope` is the cleaned name stack, outermost first; `shapes` are those of the avals."""
+    """One primitive on storages. `scope` is the cleaned name stack, outermost first; `input_dtype` that of input 0.
+
+    `literals` are the operands that are numbers; they are not among `inputs`.
+    """
 
     primitive: str
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    params: dict[str, Any]
     input_shapes: tuple[tuple[int, ...], ...]
     output_shape: tuple[int, ...]
     input_dtype: str
     scope: tuple[str, ...]
-    phase: Phase
+    transposed: bool
+    params: dict[str, Any] = field(default_factory=dict)
+    literals: tuple[Any, ...] = ()
+    phase: Phase = Phase.FORWARD
 
 
 @dataclass
 class Graph:
-    """A flat, dead-code-free step. `arguments` and `results` are storages in the order of the traced function."""
+    """A flat, dead-code-free step. `arguments` and `results` are storages in the order of the traced function.
+
+    `constants` are arrays that the step closes over; `tags` maps names given with `TAG` to storages.
+    """
 
     storages: list[Storage]
     equations: list[Equation]
     arguments: list[int]
     results: list[int]
-    traced_equations: int = 0
-    tags: dict[str, int] = field(default_factory=dict)
+    constants: list[int]
+    traced_equations: int
+    tags: dict[str, int]
+
+    def remove_dead(self) -> None:
+        """Drop equations that no result needs and renumber producers."""
+        live = set(self.results)
+        kept: list[Equation] = []
+        for equation in reversed(self.equations):
+            if not live.isdisjoint(equation.outputs):
+                live.update(equation.inputs)
+                kept.append(equation)
+        kept.reverse()
+        self.equations = kept
+        for index, equation in enumerate(kept):
+            for out in equation.outputs:
+                self.storages[out].producer = index
+        self.tags = {name: storage for name, storage in self.tags.items() if storage in live}
+
+
+@dataclass(frozen=True, slots=True)
+class _Array:
+    """Shape and dtype, where JAX would have an abstract value."""
+
+    shape: tuple[int, ...]
+    dtype: Any
 
 
 _WRAPPER = re.compile(r"\b(?:jvp|transpose|vmap|jit|checkpoint|remat|rematted_computation|custom_jvp|custom_vjp)\(")
-_NOISE = frozenset(("", "rematted_computation", "checkpoint", "remat", "shard_map"))
+_NOISE = frozenset(("", "rematted_computation", "checkpoint", "remat"))
 
 
 @lru_cache(maxsize=65536)
 def _clean_scope(stack: str) -> tuple[tuple[str, ...], bool]:
     """Return the scope without transformation names, and whether the equation was transposed (backward)."""
     plain = _WRAPPER.sub("", stack).replace(")", "")
-    parts = tuple(part for part in plain.split("/") if part not in _NOISE and "->" not in part)
-    return parts, "transpose(" in stack
+    parts = [part for part in plain.split("/") if part not in _NOISE and "->" not in part]
+    # A rematerialised block names its scope both outside and inside.
+    distinct = tuple(part for i, part in enumerate(parts) if i == 0 or part != parts[i - 1])
+    return distinct, "transpose(" in stack
 
 
-def _inner_jaxpr(params: dict[str, Any]) -> Any:
-    for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
-        if key in params:
-            return params[key]
-    return None
+def _number(value: Any) -> float | None:
+    """A literal as a Python number, None for keys and other values that are none."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def _is_view(eqn: Any) -> bool:
+    name = eqn.primitive.name
+    if name in MAYBE_VIEWS:
+        return math.prod(eqn.invars[0].aval.shape) == math.prod(eqn.outvars[0].aval.shape)
+    if name == "convert_element_type":
+        return eqn.invars[0].aval.dtype == eqn.outvars[0].aval.dtype
+    return name in VIEWS
 
 
 class _Flattener:
-    """Walks jaxprs and appends equations; state of one `flatten` call."""
+    """Walks jaxprs and appends equations; the state of one `flatten` call."""
 
-    def __init__(self, optimizer_scope: str | None):
+    def __init__(self) -> None:
         self.storages: list[Storage] = []
         self.equations: list[Equation] = []
+        self.constants: list[int] = []
         self.tags: dict[str, int] = {}
-        self.stacked: dict[int, list[int]] = {}
-        self.after_backward: set[int] = set()
-        self.optimizer_scope = optimizer_scope
+        # Results of scans: one storage per turn. They are concatenated only if something else than a scan needs it.
+        self.stacks: dict[int, list[int]] = {}
         self.traced = 0
 
-    def storage(self, aval: Any, producer: int = -1, constant: bool = False) -> int:
+    def storage(self, aval: Any, producer: int = -1) -> int:
         elements = math.prod(aval.shape)
         itemsize = getattr(aval.dtype, "itemsize", 4)
-        self.storages.append(Storage(elements * itemsize, elements, str(aval.dtype), producer, "", constant))
+        self.storages.append(Storage(elements * itemsize, elements, str(aval.dtype), producer))
         return len(self.storages) - 1
 
-    def read(self, env: dict[Any, int], atom: Any) -> int:
-        """Storage of an atom; literals are -1."""
-        return -1 if isinstance(atom, jex_core.Literal) else self.materialised(env[atom])
-
-    def materialised(self, storage: int) -> int:
-        """A stack of scan results is only concatenated when something other than a matching scan uses it."""
-        pieces = self.stacked.get(storage)
-        if pieces is not None and self.storages[storage].producer == -1:
-            self.storages[storage].producer = len(self.equations)
-            shape = (self.storages[storage].elements,)
-            last = (
-                self.equations[self.storages[pieces[-1]].producer] if self.storages[pieces[-1]].producer >= 0 else None
-            )
-            self.emit(
-                "concatenate", tuple(pieces), (storage,), {}, tuple((self.storages[p].elements,) for p in pieces), shape,
-                self.storages[storage].dtype, last.scope if last else (), last.phase is Phase.BACKWARD if last else False,
-            )  # fmt: skip
+    def constant(self, value: Any) -> int:
+        """Storage of an array that the step closes over."""
+        storage = self.storage(getattr(value, "aval", value))
+        if self.storages[storage].elements > 1:
+            self.constants.append(storage)
         return storage
 
-    def emit(self, primitive, inputs, outputs, params, input_shapes, output_shape, dtype, scope, transposed) -> None:
-        """Append an equation; its phase follows from transposition and from what it depends on."""
-        depends = any(i in self.after_backward for i in inputs)
-        if self.optimizer_scope is not None:
-            optimizer = bool(scope) and scope[0] == self.optimizer_scope
-        else:
-            optimizer = depends and not transposed
-        if optimizer:
-            phase = Phase.OPTIMIZER
-        elif transposed or depends:
-            phase = Phase.BACKWARD
-        else:
-            phase = Phase.FORWARD
-        if phase is not Phase.FORWARD:
-            self.after_backward.update(outputs)
-        self.equations.append(
-            Equation(primitive, inputs, outputs, params, input_shapes, output_shape, dtype, scope, phase)
-        )
+    def append(self, equation: Equation) -> None:
+        for out in equation.outputs:
+            self.storages[out].producer = len(self.equations)
+        self.equations.append(equation)
 
     def run(self, jaxpr: Any, consts: Sequence[int], arguments: Sequence[int], stack: str) -> list[int]:
-        """Inline one jaxpr on storages and return its result storages (-1 for literals)."""
+        """Inline one jaxpr on storages and return its result storages."""
         env: dict[Any, int] = dict(zip(jaxpr.constvars, consts, strict=True))
         env.update(zip(jaxpr.invars, arguments, strict=True))
         for eqn in jaxpr.eqns:
             self.traced += 1
             own = str(eqn.source_info.name_stack)
-            full = f"{stack}/{own}" if stack and own else stack or own
-            self.equation(env, eqn, full)
-        return [-1 if isinstance(v, jex_core.Literal) else env[v] for v in jaxpr.outvars]
+            self.visit(env, eqn, f"{stack}/{own}" if stack and own else stack or own)
+        return [self.lookup(env, atom) for atom in jaxpr.outvars]
 
-    def equation(self, env: dict[Any, int], eqn: Any, stack: str) -> None:
+    def lookup(self, env: dict[Any, int], atom: Any) -> int:
+        """Storage of an atom; a literal gets a new one, because inner jaxprs and results need something to name."""
+        return self.storage(atom.aval) if isinstance(atom, jex_core.Literal) else env[atom]
+
+    def visit(self, env: dict[Any, int], eqn: Any, stack: str) -> None:
         name = eqn.primitive.name
+        where = f"primitive {name!r} at {stack or 'top level'!r}"
         if name in DATA_DEPENDENT:
-            raise InputError(f"jaxpr: primitive {name!r} at {stack or 'top level'!r} is {DATA_DEPENDENT[name]}")
-        if name in COLLECTIVES:
+            raise InputError(f"jaxpr: {where} is {DATA_DEPENDENT[name]}")
+        if name in COMMUNICATION:
             raise InputError(
-                f"jaxpr: primitive {name!r} at {stack or 'top level'!r} communicates between devices; trace the step of one "
-                f"device, the importer adds the gradient synchronisation itself"
+                f"jaxpr: {where} communicates between devices; trace the step of one device, the importer adds the "
+                f"gradient synchronisation itself"
             )
         if name == "scan":
-            self.scan(env, eqn, stack)
-            return
-        inner = _inner_jaxpr(eqn.params)
-        if inner is not None and name != "pallas_call":
-            closed = hasattr(inner, "consts")
-            consts = (
-                [self.storage(c.aval if hasattr(c, "aval") else c, constant=True) for c in inner.consts]
-                if closed
-                else []
-            )
-            outputs = self.run(
-                inner.jaxpr if closed else inner, consts, [self.read_raw(env, v) for v in eqn.invars], stack
-            )
-            for var, out in zip(eqn.outvars, outputs, strict=True):
-                env[var] = out
-            return
-        scope, transposed = _clean_scope(stack)
-        inputs = tuple(self.read(env, v) for v in eqn.invars)
-        if self.is_view(eqn, name) and all(i >= 0 for i in inputs):
-            for var, source in zip(eqn.outvars, inputs, strict=True):
-                env[var] = source
-            if name == "name":
-                label = eqn.params["name"]
-                if label.startswith(TAG):
-                    self.tags[label[len(TAG) :]] = inputs[0]
-                else:
-                    self.storages[inputs[0]].given_name = label
-            return
-        index = len(self.equations)
-        outputs = tuple(self.storage(v.aval, index) for v in eqn.outvars)
+            outputs = self.scan(env, eqn, stack)
+        elif name in CALLS:
+            outputs = self.call(env, eqn, stack)
+        elif _is_view(eqn) and not any(isinstance(atom, jex_core.Literal) for atom in eqn.invars):
+            outputs = self.view(env, eqn)
+        else:
+            outputs = self.compute(env, eqn, stack)
         for var, out in zip(eqn.outvars, outputs, strict=True):
             env[var] = out
-        shapes = tuple(tuple(getattr(v.aval, "shape", ())) for v in eqn.invars)
-        dtype = str(eqn.invars[0].aval.dtype) if eqn.invars else str(eqn.outvars[0].aval.dtype)
-        self.emit(
-            name, tuple(i for i in inputs if i >= 0), outputs, eqn.params, shapes, tuple(eqn.outvars[0].aval.shape), dtype,
-            scope, transposed,
-        )  # fmt: skip
 
-    def read_raw(self, env: dict[Any, int], atom: Any) -> int:
-        """Storage of an atom without concatenating stacks, for arguments of inner jaxprs."""
-        if not isinstance(atom, jex_core.Literal):
-            return env[atom]
-        return self.storage(atom.aval, constant=True)
+    def call(self, env: dict[Any, int], eqn: Any, stack: str) -> list[int]:
+        inner = next(eqn.params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in eqn.params)
+        arguments = [self.lookup(env, atom) for atom in eqn.invars]
+        if not hasattr(inner, "consts"):
+            return self.run(inner, (), arguments, stack)
+        return self.run(inner.jaxpr, [self.constant(value) for value in inner.consts], arguments, stack)
 
-    @staticmethod
-    def is_view(eqn: Any, name: str) -> bool:
-        if name in VIEWS:
-            return True
-        # Also sums over dimensions of size 1, which is how JAX transposes a broadcast.
-        if name in ("broadcast_in_dim", "reduce_sum", "reduce_max", "reduce_min", "reduce_prod"):
-            return math.prod(eqn.invars[0].aval.shape) == math.prod(eqn.outvars[0].aval.shape)
-        return name == "convert_element_type" and eqn.invars[0].aval.dtype == eqn.outvars[0].aval.dtype
+    def view(self, env: dict[Any, int], eqn: Any) -> list[int]:
+        sources = [self.whole(env[atom]) for atom in eqn.invars]
+        if eqn.primitive.name == "name":
+            label = eqn.params["name"]
+            if label.startswith(TAG):
+                self.tags[label[len(TAG) :]] = sources[0]
+            else:
+                self.storages[sources[0]].given_name = label
+        return sources[: len(eqn.outvars)]
 
-    def scan(self, env: dict[Any, int], eqn: Any, stack: str) -> None:
-        """Unroll a scan. Slice i of a stack that another scan of the same length made is that scan's own result i."""
-        params = eqn.params
-        closed, length = params["jaxpr"], params["length"]
-        const_count, carry_count = params["num_consts"], params["num_carry"]
-        given = [self.read_raw(env, v) for v in eqn.invars]
-        fixed, carry, sliced = (
-            given[:const_count],
-            given[const_count : const_count + carry_count],
-            eqn.invars[const_count + carry_count :],
+    def compute(self, env: dict[Any, int], eqn: Any, stack: str) -> list[int]:
+        scope, transposed = _clean_scope(stack)
+        atoms = eqn.invars
+        inputs = tuple(self.whole(env[atom]) for atom in atoms if not isinstance(atom, jex_core.Literal))
+        outputs = [self.storage(var.aval) for var in eqn.outvars]
+        self.append(
+            Equation(
+                primitive=eqn.primitive.name,
+                inputs=inputs,
+                outputs=tuple(outputs),
+                input_shapes=tuple(tuple(getattr(atom.aval, "shape", ())) for atom in atoms),
+                output_shape=tuple(eqn.outvars[0].aval.shape) if eqn.outvars else (),
+                input_dtype=str(atoms[0].aval.dtype) if atoms else "",
+                scope=scope,
+                transposed=transposed,
+                params=eqn.params,
+                literals=tuple(_number(atom.val) for atom in atoms if isinstance(atom, jex_core.Literal)),
+            )
         )
-        stacks = given[const_count + carry_count :]
-        inner_consts = [self.storage(c.aval if hasattr(c, "aval") else c, constant=True) for c in closed.consts]
-        results: list[list[int]] = [[0] * length for _ in eqn.outvars[carry_count:]]
-        for turn in range(length):
-            index = length - 1 - turn if params["reverse"] else turn
-            own = f"{stack}/scan[{index}]" if stack else f"scan[{index}]"
-            rows = [self.row(s, v.aval, index, length, own) for s, v in zip(stacks, sliced, strict=True)]
-            outputs = self.run(closed.jaxpr, inner_consts, [*fixed, *carry, *rows], own)
-            outputs = [
-                self.storage(v.aval, constant=True) if o < 0 else o
-                for o, v in zip(outputs, closed.jaxpr.outvars, strict=True)
-            ]
-            carry = outputs[:carry_count]
-            for column, out in zip(results, outputs[carry_count:], strict=True):
-                column[index] = out
-        for var, out in zip(eqn.outvars[:carry_count], carry, strict=True):
-            env[var] = out
-        for var, column in zip(eqn.outvars[carry_count:], results, strict=True):
-            stacked = self.storage(var.aval)
-            self.stacked[stacked] = column
-            env[var] = stacked
+        return outputs
 
-    def row(self, stack_storage: int, aval: Any, index: int, length: int, scope_stack: str) -> int:
-        pieces = self.stacked.get(stack_storage)
-        if pieces is not None and len(pieces) == length:
+    def scan(self, env: dict[Any, int], eqn: Any, stack: str) -> list[int]:
+        """Unroll a scan. Slice i of a stack that another scan of the same length made is that scan's own result i."""
+        body, length = eqn.params["jaxpr"], eqn.params["length"]
+        first_carry = eqn.params["num_consts"]
+        first_row = first_carry + eqn.params["num_carry"]
+        given = [self.lookup(env, atom) for atom in eqn.invars]
+        carry = given[first_carry:first_row]
+        stacked = list(zip(given[first_row:], (atom.aval for atom in eqn.invars[first_row:]), strict=True))
+        consts = [self.constant(value) for value in body.consts]
+        results = [[0] * length for _ in eqn.outvars[len(carry) :]]
+        for turn in range(length):
+            index = length - 1 - turn if eqn.params["reverse"] else turn
+            inner_stack = f"{stack}/scan[{index}]" if stack else f"scan[{index}]"
+            rows = [self.row(storage, aval, index, inner_stack) for storage, aval in stacked]
+            outputs = self.run(body.jaxpr, consts, [*given[:first_carry], *carry, *rows], inner_stack)
+            carry = outputs[: len(carry)]
+            for column, out in zip(results, outputs[len(carry) :], strict=True):
+                column[index] = out
+        stacks = [self.storage(var.aval) for var in eqn.outvars[len(carry) :]]
+        self.stacks.update(zip(stacks, results, strict=True))
+        return [*carry, *stacks]
+
+    def row(self, stacked: int, aval: Any, index: int, stack: str) -> int:
+        pieces = self.stacks.get(stacked)
+        if pieces is not None:
             return pieces[index]
-        source = self.materialised(stack_storage)
-        scope, transposed = _clean_scope(scope_stack)
-        out = self.storage(_RowAval(aval.shape[1:], aval.dtype), len(self.equations))
-        self.emit(
-            "slice",
-            (source,),
-            (out,),
-            {},
-            (tuple(aval.shape),),
-            tuple(aval.shape[1:]),
-            str(aval.dtype),
-            scope,
-            transposed,
+        scope, transposed = _clean_scope(stack)
+        out = self.storage(_Array(aval.shape[1:], aval.dtype))
+        shapes = (tuple(aval.shape),)
+        self.append(
+            Equation("slice", (stacked,), (out,), shapes, tuple(aval.shape[1:]), str(aval.dtype), scope, transposed)
         )
         return out
 
-
-@dataclass(frozen=True, slots=True)
-class _RowAval:
-    shape: tuple[int, ...]
-    dtype: Any
-
-
-# Prefix of `checkpoint_name` labels with which the importer marks gradients; it neither names nor materialises.
-TAG = "tmojax.gradient:"
+    def whole(self, storage: int) -> int:
+        """The storage itself; a stack of scan results is concatenated when it is needed as one array."""
+        pieces = self.stacks.get(storage)
+        if pieces is None or self.storages[storage].producer >= 0:
+            return storage
+        shapes = tuple((self.storages[piece].elements,) for piece in pieces)
+        last = self.storages[pieces[-1]].producer
+        scope, transposed = (self.equations[last].scope, self.equations[last].transposed) if last >= 0 else ((), False)
+        whole = self.storages[storage]
+        self.append(
+            Equation(
+                "concatenate", tuple(pieces), (storage,), shapes, (whole.elements,), whole.dtype, scope, transposed
+            )
+        )
+        return storage
 
 
 def flatten(closed_jaxpr: Any, optimizer_scope: str | None = None) -> Graph:
     """Flatten a closed jaxpr of a training step.
 
-    Phases: an equation whose name stack holds `transpose(` is backward; with `optimizer_scope`, that scope alone is the
-    optimizer; without it, whatever depends on backward equations and is not transposed itself is.
+    Phases: an equation whose name stack holds `transpose(`, or that depends on one, is backward. With `optimizer_scope`
+    the equations in that scope are the optimizer; without it, those that depend on backward equations and are not
+    transposed themselves are, together with counters and schedules that only they use.
     Raises InputError for data-dependent control flow and for communication primitives, naming the primitive.
     """
-    flat = _Flattener(optimizer_scope)
-    consts = [flat.storage(var.aval, constant=True) for var in closed_jaxpr.jaxpr.constvars]
-    arguments = [flat.storage(var.aval) for var in closed_jaxpr.jaxpr.invars]
-    results = [
-        flat.storage(atom.aval, constant=True) if out < 0 else flat.materialised(out)
-        for out, atom in zip(
-            flat.run(closed_jaxpr.jaxpr, consts, arguments, ""), closed_jaxpr.jaxpr.outvars, strict=True
-        )
-    ]
-    graph = Graph(flat.storages, flat.equations, arguments, results, flat.traced, flat.tags)
-    _remove_dead(graph)
-    if optimizer_scope is None:
-        _pull_into_optimizer(graph)
+    flat = _Flattener()
+    jaxpr = closed_jaxpr.jaxpr
+    constants = [flat.constant(value) for value in closed_jaxpr.consts]
+    arguments = [flat.storage(var.aval) for var in jaxpr.invars]
+    results = [flat.whole(storage) for storage in flat.run(jaxpr, constants, arguments, "")]
+    graph = Graph(flat.storages, flat.equations, arguments, results, flat.constants, flat.traced, flat.tags)
+    graph.remove_dead()
+    _assign_phases(graph, optimizer_scope)
     return graph
 
 
-def _remove_dead(graph: Graph) -> None:
-    live = set(graph.results)
-    kept: list[Equation] = []
+def _assign_phases(graph: Graph, optimizer_scope: str | None) -> None:
+    after_backward: set[int] = set()
+    for equation in graph.equations:
+        depends = not after_backward.isdisjoint(equation.inputs)
+        if optimizer_scope is None:
+            is_optimizer = depends and not equation.transposed
+        else:
+            is_optimizer = equation.scope[:1] == (optimizer_scope,)
+        if is_optimizer:
+            equation.phase = Phase.OPTIMIZER
+        elif equation.transposed or depends:
+            equation.phase = Phase.BACKWARD
+        if equation.phase is not Phase.FORWARD:
+            after_backward.update(equation.outputs)
+    if optimizer_scope is not None:
+        return
+    # Step counters and learning-rate schedules depend on no gradient; they go where their only users are.
+    used_by_optimizer: set[int] = set()
+    used_elsewhere: set[int] = set()
     for equation in reversed(graph.equations):
-        if live.intersection(equation.outputs):
-            live.update(equation.inputs)
-            kept.append(equation)
-    kept.reverse()
-    graph.equations = kept
-    for index, equation in enumerate(kept):
-        for out in equation.outputs:
-            graph.storages[out].producer = index
-    graph.tags = {name: storage for name, storage in graph.tags.items() if storage in live}
-
-
-def _pull_into_optimizer(graph: Graph) -> None:
-    """Give step counters and learning-rate schedules, which depend on no gradient, the phase of their only users."""
-    elsewhere: set[int] = set()
-    used: set[int] = set()
-    for equation in reversed(graph.equations):
-        if equation.phase is Phase.FORWARD and used.intersection(equation.outputs):
-            if not elsewhere.intersection(equation.outputs):
-                equation.phase = Phase.OPTIMIZER
-        (used if equation.phase is Phase.OPTIMIZER else elsewhere).update(equation.inputs)
+        if not used_by_optimizer.isdisjoint(equation.outputs) and used_elsewhere.isdisjoint(equation.outputs):
+            equation.phase = Phase.OPTIMIZER
+        (used_by_optimizer if equation.phase is Phase.OPTIMIZER else used_elsewhere).update(equation.inputs)
