@@ -10,7 +10,10 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
+from tmojax.planners.workbench import Candidate
 from tmojax.problem import Problem, Schedule
+from tmojax.relax.decode import DoesNotFit
+from tmojax.units import format_bytes
 
 
 class Status(StrEnum):
@@ -35,7 +38,8 @@ class PlanResult:
     `step_s`: time of `schedule` in the exact simulator, seconds (inf without one). `plan_s` is the whole planning time,
     compilation included; `compile_s` the compilation inside it. `message`: one sentence, with the reason when there is no plan.
     `details`: figures of the planner's own (claimed objective, solver, gap, start, stages) with units in their names; JSON values only.
-    `time_limited`: the plan depends on how fast the machine is.
+    `time_limited`: the plan depends on how fast the machine is. `candidate`: the decisions behind the schedule, where the
+    planner makes such, so that others can start from them.
     """
 
     planner: str
@@ -46,6 +50,7 @@ class PlanResult:
     compile_s: float = 0.0
     message: str = ""
     time_limited: bool = False
+    candidate: Candidate | None = None
     details: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
 
@@ -70,3 +75,14 @@ class Stopwatch:
 
     def read_s(self) -> float:
         return time.perf_counter() - self._start
+
+
+def does_not_fit(name: str, problem: Problem, failure: DoesNotFit, watch: Stopwatch) -> PlanResult:
+    """The result of a strategy that has no schedule in this memory, with the op and the bytes that are missing."""
+    op = problem.workload.program(failure.device).ops[failure.op]
+    memory = problem.machine.memories[problem.machine.devices[failure.device].memory]
+    message = (
+        f"{format_bytes(failure.bytes_over)} ({failure.bytes_over} bytes) more than {memory.name} has, "
+        f"at op {op.name!r} of micro-batch {failure.micro_batch}"
+    )
+    return PlanResult(name, Status.NOT_FOUND, message=message, plan_s=watch.read_s())

@@ -1,0 +1,180 @@
+"""The gradient planner: relaxation, gradient descent, rounding, exact sweep, local search; and the same without gradient.
+
+Both start from the best plan that other planners of the run have found, or from strategies of their own when there is none,
+so neither is ever slower than what it started from. `local-search` spends the same number of exact simulations
+and differs only in the gradient: the difference between the two is what the gradient adds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tmojax.planners.base import Planner, PlanResult, Status, Stopwatch
+from tmojax.planners.local_search import SearchSettings, local_search
+from tmojax.planners.simple import layer_count, offload_everything, recompute_segments
+from tmojax.planners.sweep import sweep
+from tmojax.planners.workbench import Candidate, Workbench
+from tmojax.problem import Action, Problem
+from tmojax.relax.decisions import Choice, DeviceDecision, keep_everything
+from tmojax.relax.decode import DoesNotFit
+
+
+@dataclass(frozen=True)
+class Start:
+    """A plan to start from, with the name of what made it."""
+
+    name: str
+    candidate: Candidate
+
+
+def own_starts(bench: Workbench) -> Iterator[tuple[str, tuple[DeviceDecision, ...]]]:
+    """Decisions to start from when no other planner has run: keep, recompute per layer, offload, and both."""
+    problem, views = bench.problem, [bench.view(d) for d in range(bench.device_count)]
+    yield "keep-all", tuple(keep_everything(view) for view in views)
+    if Action.OFFLOAD in problem.actions:
+        yield "offload-all", tuple(offload_everything(view) for view in views)
+    if Action.RECOMPUTE not in problem.actions:
+        return
+    recompute = {id(view): recompute_segments(problem, view, 1) for view in views}
+    yield "recompute-all", tuple(recompute[id(view)] for view in views)
+    if Action.OFFLOAD in problem.actions:
+        mixed = []
+        for view in views:
+            choice = recompute[id(view)].choice.copy()
+            choice[(choice == Choice.KEEP) & view.needed & view.may_offload] = Choice.OFFLOAD
+            mixed.append(DeviceDecision(choice, view.state_resting.copy()))
+        yield f"recompute in {layer_count(problem, views[0])} layers, offload the rest", tuple(mixed)
+
+
+def find_starts(bench: Workbench, seeds: tuple[PlanResult, ...], most: int = 3) -> list[Start]:
+    """The best distinct plans to start from, fastest first: those of other planners, or else own simple strategies."""
+    found = [Start(s.planner, s.candidate) for s in seeds if s.status.has_plan and s.candidate is not None]
+    if not found:
+        for name, decisions in own_starts(bench):
+            candidate = sweep(bench, decisions)
+            if not isinstance(candidate, DoesNotFit):
+                found.append(Start(name, candidate))
+    found.sort(key=lambda start: start.candidate.step_s)
+    distinct: list[Start] = []
+    for start in found:
+        if not any(_same(start.candidate, other.candidate) for other in distinct):
+            distinct.append(start)
+    return distinct[:most]
+
+
+def _same(a: Candidate, b: Candidate) -> bool:
+    return all(x.same_as(y) for x, y in zip(a.decisions, b.decisions, strict=True))
+
+
+@dataclass(frozen=True)
+class LocalSearch(Planner):
+    """Local search on the exact simulator from the best plan so far, without gradient."""
+
+    name: str = "local-search"
+    search: SearchSettings = field(default_factory=SearchSettings)
+
+    def plan(self, problem: Problem, *, seed: int = 0, seeds: tuple[PlanResult, ...] = ()) -> PlanResult:
+        watch = Stopwatch()
+        bench = Workbench(problem)
+        starts = find_starts(bench, seeds)
+        if not starts:
+            return PlanResult(self.name, Status.NOT_FOUND, message="no start fits in memory", plan_s=watch.read_s())
+        best, log = local_search(bench, starts[0].candidate, self.search, seed)
+        details = {
+            "start": starts[0].name,
+            "start_step_s": starts[0].candidate.step_s,
+            "after_local_search_step_s": best.step_s,
+            "evaluations": log.evaluations,
+            "improvements": log.improvements,
+        }
+        return PlanResult(self.name, Status.FEASIBLE, best.schedule, best.step_s, watch.read_s(), candidate=best,
+                          details=details)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Gradient(Planner):
+    """Gradient descent through the relaxed cost model (docs/cost-model.md), then rounding and local search.
+
+    restarts: relaxations optimised side by side; steps: optimiser steps of each. roundings: rounded decisions decoded and
+    simulated; the best `finalists` of them get the full sweep of policies and staggers.
+    """
+
+    name: str = "gradient"
+    restarts: int = 4
+    steps: int = 1500
+    roundings: int = 32
+    finalists: int = 4
+    search: SearchSettings = field(default_factory=SearchSettings)
+
+    def plan(self, problem: Problem, *, seed: int = 0, seeds: tuple[PlanResult, ...] = ()) -> PlanResult:
+        from tmojax.cost import relax_problem
+        from tmojax.relax.optimise import optimise
+        from tmojax.relax.rounding import round_solution
+
+        watch = Stopwatch()
+        bench = Workbench(problem)
+        starts = find_starts(bench, seeds)
+        views = [bench.view(d) for d in range(bench.device_count)]
+        model = relax_problem(problem, views)
+        warm = [(start.candidate.decisions, start.candidate.coordination.start_share) for start in starts]
+        solution = optimise(model, restarts=self.restarts, steps=self.steps, seed=seed, warm_starts=warm)
+        relaxed_s = watch.read_s()
+        rounded = round_solution(model, solution, views, most=self.roundings)
+        gradient_best = self._decode(bench, rounded)
+        rounded_s = watch.read_s()
+        entries = [*starts] + ([Start("gradient", gradient_best)] if gradient_best is not None else [])
+        if not entries:
+            return PlanResult(
+                self.name, Status.NOT_FOUND, plan_s=watch.read_s(), compile_s=solution.compile_s,
+                message="neither a simple strategy nor a rounded relaxation fits in memory",
+            )  # fmt: skip
+        entries.sort(key=lambda start: start.candidate.step_s)
+        best, log = self._search(bench, entries, gradient_best, seed)
+        details = {
+            "start": starts[0].name if starts else "none",
+            "start_step_s": starts[0].candidate.step_s if starts else None,
+            "relaxed_step_s": float(np.min(solution.step_s)),
+            "after_gradient_step_s": gradient_best.step_s if gradient_best is not None else None,
+            "before_local_search_step_s": entries[0].candidate.step_s,
+            "after_local_search_step_s": best.step_s,
+            "roundings": len(rounded),
+            "evaluations": log,
+            "relaxation_s": relaxed_s,
+            "rounding_s": rounded_s - relaxed_s,
+            "local_search_s": watch.read_s() - rounded_s,
+        }
+        return PlanResult(self.name, Status.FEASIBLE, best.schedule, best.step_s, watch.read_s(), solution.compile_s,
+                          candidate=best, details=details)  # fmt: skip
+
+    def _decode(self, bench: Workbench, rounded) -> Candidate | None:
+        """The best of the rounded decisions: all simulated with the phases of the relaxation, the best ones swept."""
+        tried: list[tuple[float, int]] = []
+        for index, (decisions, start_share) in enumerate(rounded):
+            found = sweep(bench, decisions, shares=(), starts=(start_share,))
+            if not isinstance(found, DoesNotFit):
+                tried.append((found.step_s, index))
+        best: Candidate | None = None
+        for _, index in sorted(tried)[: self.finalists]:
+            decisions, start_share = rounded[index]
+            found = sweep(bench, decisions, starts=(start_share,))
+            if not isinstance(found, DoesNotFit) and (best is None or found.step_s < best.step_s):
+                best = found
+        return best
+
+    def _search(self, bench, entries: list[Start], gradient_best: Candidate | None, seed: int):
+        """Local search from the best entry, and with half of the simulations from the rounded relaxation if that is another."""
+        settings, halves = self.search, [entries[0].candidate]
+        if gradient_best is not None and gradient_best is not entries[0].candidate:
+            halves.append(gradient_best)
+        share = SearchSettings(settings.evaluations // len(halves), settings.instructions // len(halves),
+                               settings.start_threshold)  # fmt: skip
+        best, evaluations = entries[0].candidate, 0
+        for start in halves:
+            found, log = local_search(bench, start, share, seed)
+            evaluations += log.evaluations
+            if found.step_s < best.step_s:
+                best = found
+        return best, evaluations

@@ -1,0 +1,190 @@
+"""Local search on the exact simulator: threshold accepting over decisions, starts, policies and prefetch distance.
+
+Every move is decoded and simulated exactly, so what is accepted really is faster. The number of simulations is fixed by
+the settings and the size of the problem, never by the clock: the same seed gives the same plan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tmojax.planners.sweep import POLICIES, even_starts
+from tmojax.planners.workbench import Candidate, Workbench
+from tmojax.problem import Action, LinkPolicyKind
+from tmojax.problem.step_view import StepView
+from tmojax.relax.coordinate import Coordination
+from tmojax.relax.decisions import Choice, DeviceDecision
+from tmojax.relax.decode import NEVER, DoesNotFit
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """evaluations: exact simulations at most. instructions: total simulated instructions at most, so that large problems
+    take bounded time. start_threshold: relative slow-down accepted at first; it falls linearly to zero."""
+
+    evaluations: int = 400
+    instructions: int = 12_000_000
+    start_threshold: float = 0.004
+
+
+@dataclass(frozen=True)
+class SearchLog:
+    """evaluations done; accepted and improving moves; improvements by kind of move."""
+
+    evaluations: int
+    improvements: dict[str, int]
+
+
+def local_search(bench: Workbench, start: Candidate, settings: SearchSettings, seed: int) -> tuple[Candidate, SearchLog]:
+    """Improve `start`; the result is never slower. Deterministic for a seed."""
+    rng = np.random.default_rng(seed)
+    moves = _Moves(bench, rng)
+    instructions = sum(len(rows) for rows in start.schedule.lists)
+    budget = max(1, min(settings.evaluations, settings.instructions // max(1, instructions)))
+    best = current = start
+    improvements: dict[str, int] = {}
+    since_best = 0
+    for evaluation in range(budget):
+        threshold = settings.start_threshold * (1 - evaluation / budget)
+        kind, decisions, coordination, lookahead = moves.propose(current)
+        found = bench.evaluate(decisions, coordination, lookahead)
+        since_best += 1
+        if isinstance(found, DoesNotFit) or not found.step_s < float("inf"):
+            moves.feedback(kind, False)
+            continue
+        moves.feedback(kind, found.step_s < current.step_s)
+        if found.step_s <= current.step_s * (1 + threshold):
+            current = found
+        if found.step_s < best.step_s * (1 - 1e-9):
+            best, since_best = found, 0
+            improvements[kind] = improvements.get(kind, 0) + 1
+        elif since_best > 40:
+            current, since_best = best, 0
+    return best, SearchLog(budget, improvements)
+
+
+class _Moves:
+    """Proposes neighbours; kinds of move that paid recently are drawn more often."""
+
+    def __init__(self, bench: Workbench, rng: np.random.Generator) -> None:
+        self.bench, self.rng = bench, rng
+        problem = bench.problem
+        self.offload = Action.OFFLOAD in problem.actions
+        self.recompute = Action.RECOMPUTE in problem.actions
+        self.roles = {d: _roles(bench, d) for d in set(bench.device_class)}
+        kinds = ["lookahead", "policy"]
+        if bench.device_count > 1:
+            kinds += ["start", "starts"]
+        if self.offload or self.recompute:
+            kinds += ["one", "block", "role", "trade"]
+        if self.offload and any(bench.view(d).state_resting.any() for d in range(bench.device_count)):
+            kinds += ["state"]
+        self.weight = {kind: 1.0 for kind in kinds}
+
+    def feedback(self, kind: str, improved: bool) -> None:
+        self.weight[kind] = min(4.0, max(0.25, self.weight[kind] * (1.5 if improved else 0.96)))
+
+    def propose(self, current: Candidate):
+        kinds = list(self.weight)
+        weights = np.array([self.weight[kind] for kind in kinds])
+        kind = kinds[int(self.rng.choice(len(kinds), p=weights / weights.sum()))]
+        decisions, coordination, lookahead = current.decisions, current.coordination, current.lookahead_runs
+        lookahead = lookahead or (NEVER,) * self.bench.device_count
+        if kind == "lookahead":
+            body = len(self.bench.view(0).slot_op)
+            options = (NEVER, body, body // 2, body // 4, body // 8, body // 16)
+            lookahead = (int(options[self.rng.integers(len(options))]),) * self.bench.device_count
+        elif kind in ("policy", "start", "starts"):
+            coordination = self._coordination(kind, coordination)
+        else:
+            decisions = self._decisions(kind, decisions)
+        return kind, decisions, coordination, lookahead
+
+    def _coordination(self, kind: str, now: Coordination) -> Coordination:
+        count = self.bench.device_count
+        if kind == "policy":
+            policy = POLICIES[self.rng.integers(len(POLICIES))]
+            rank = tuple(int(g) for g in self.rng.permutation(count)) if policy is LinkPolicyKind.PRIORITY else ()
+            return Coordination(now.start_share, policy, rank, now.slots)
+        if kind == "starts":
+            return replace(now, start_share=even_starts(self.bench, float(self.rng.uniform(0, 1.1))))
+        shares = list(now.start_share)
+        device = int(self.rng.integers(1, count))
+        shares[device] = float(min(1.5, max(0.0, shares[device] + self.rng.normal(0, 0.12))))
+        return replace(now, start_share=tuple(shares))
+
+    def _decisions(self, kind: str, now: tuple[DeviceDecision, ...]) -> tuple[DeviceDecision, ...]:
+        """Change one device, or all devices of a class alike."""
+        device = int(self.rng.integers(self.bench.device_count))
+        first = self.bench.device_class[device]
+        view = self.bench.view(device)
+        changed = now[device]
+        if kind == "state":
+            changed = self._flip_state(view, changed)
+        elif kind == "trade":
+            changed = self._flip(view, self._flip(view, changed, self._pick(first, "one")), self._pick(first, "one"))
+        else:
+            changed = self._flip(view, changed, self._pick(first, kind))
+        if self.rng.random() < 0.6:
+            same = [d for d in range(len(now)) if self.bench.device_class[d] == first and now[d].same_as(now[device])]
+        else:
+            same = [device]
+        return tuple(changed if d in same else decision for d, decision in enumerate(now))
+
+    def _pick(self, first: int, kind: str) -> np.ndarray:
+        """Indices of candidates to change together: one, one role in neighbouring layers, or one role everywhere."""
+        role = self.roles[first]
+        members = role[int(self.rng.integers(len(role)))]
+        if kind == "role":
+            return members
+        if kind == "one" or len(members) == 1:
+            return members[[int(self.rng.integers(len(members)))]]
+        length = int(self.rng.integers(2, len(members) + 1))
+        begin = int(self.rng.integers(0, len(members) - length + 1))
+        return members[begin : begin + length]
+
+    def _flip(self, view: StepView, decision: DeviceDecision, members: np.ndarray) -> DeviceDecision:
+        """Give all members one other choice that is allowed for the first of them."""
+        lead = int(members[0])
+        options = [Choice.KEEP]
+        if self.offload and view.may_offload[lead]:
+            options.append(Choice.OFFLOAD)
+        if view.may_recompute[lead] and (self.recompute or not view.needed[lead]):
+            options.append(Choice.RECOMPUTE)
+        options = [option for option in options if option != decision.choice[lead]]
+        if not options:
+            return decision
+        option = options[int(self.rng.integers(len(options)))]
+        choice = decision.choice.copy()
+        allowed = {Choice.KEEP: np.ones(len(choice), bool), Choice.OFFLOAD: view.may_offload,
+                   Choice.RECOMPUTE: view.may_recompute}[option]  # fmt: skip
+        choice[members[allowed[members]]] = option
+        return DeviceDecision(choice, decision.state_out)
+
+    def _flip_state(self, view: StepView, decision: DeviceDecision) -> DeviceDecision:
+        """Bring home or send away a random run of resting state tensors."""
+        resting = np.flatnonzero(view.state_resting)
+        length = int(self.rng.integers(1, len(resting) + 1))
+        begin = int(self.rng.integers(0, len(resting) - length + 1))
+        state_out = decision.state_out.copy()
+        state_out[resting[begin : begin + length]] = self.rng.random() < 0.5
+        return DeviceDecision(decision.choice, state_out)
+
+
+def _roles(bench: Workbench, device: int) -> list[np.ndarray]:
+    """Candidates grouped by what they are in their layer: their producer's name without the layer's, in order of the layers.
+
+    Negligible candidates (less than a thousandth of the largest) are left out.
+    """
+    view = bench.view(device)
+    program = bench.problem.workload.program(device)
+    groups: dict[tuple[str, int, bool], list[int]] = {}
+    for index, tensor in enumerate(view.tensor.tolist()):
+        if view.size_bytes[index] * 1000 < view.size_bytes.max():
+            continue
+        op = program.ops[program.producer[tensor]]
+        name = op.name.replace(op.layer, "*", 1) if op.layer else op.name
+        groups.setdefault((name, int(view.size_bytes[index]), bool(view.needed[index])), []).append(index)
+    return [np.array(members, np.int64) for members in groups.values()]

@@ -1,0 +1,20 @@
+"""All planners by the `kind` that a configuration names."""
+
+from __future__ import annotations
+
+from tmojax.planners.base import Planner
+from tmojax.planners.fluid import BudgetMilp, LockstepMilp, Oblivious
+from tmojax.planners.gradient import Gradient, LocalSearch
+from tmojax.planners.simple import KeepAll, OffloadAll, RecomputeAll, SqrtCheckpointing
+
+PLANNERS: dict[str, type[Planner]] = {
+    "keep-all": KeepAll,
+    "offload-all": OffloadAll,
+    "recompute-all": RecomputeAll,
+    "sqrt-n": SqrtCheckpointing,
+    "oblivious": Oblivious,
+    "lockstep-milp": LockstepMilp,
+    "budget-milp": BudgetMilp,
+    "local-search": LocalSearch,
+    "gradient": Gradient,
+}

@@ -1,0 +1,147 @@
+"""Decisions in, simulated schedules out: what every planner here works on.
+
+Devices that run the same program with the same capacity and launch overhead form one class and share views and decoded
+lists, so a decision is decoded once however many devices take it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tmojax.problem import LinkPolicyKind, Problem, Schedule
+from tmojax.problem.step_view import StepView, view_step
+from tmojax.relax.coordinate import Coordination, assemble, host_links, link_policies, shared_links
+from tmojax.relax.decisions import DeviceDecision
+from tmojax.relax.decode import NEVER, DeviceList, DoesNotFit, decode
+from tmojax.simulate import Prepared, prepare
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A complete plan before it is checked: decisions of all devices, how they are coordinated, and its simulated time."""
+
+    decisions: tuple[DeviceDecision, ...]
+    coordination: Coordination
+    schedule: Schedule
+    step_s: float
+    lookahead_runs: tuple[int, ...] = ()
+
+
+class Workbench:
+    """Views, decode and simulation of one problem, with caches. Deterministic."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.simulations = 0
+        devices = range(problem.workload.device_count)
+        keys = [(problem.workload.device_program[d], problem.capacity_bytes(d)) for d in devices]
+        self.device_class = tuple(keys.index(key) for key in keys)  # each device's first equal device
+        self._views = {d: view_step(problem, d) for d in sorted(set(self.device_class))}
+        self._decoded: dict[tuple, DeviceList | DoesNotFit] = {}
+        self._moved: dict[tuple, DeviceList] = {}
+
+    def view(self, device: int) -> StepView:
+        return self._views[self.device_class[device]]
+
+    @property
+    def device_count(self) -> int:
+        return len(self.device_class)
+
+    def slots(self) -> int:
+        """How many transfers of one device each fill the narrowest shared link: what an exclusive policy may admit."""
+        links = self.problem.machine.links
+        shared = shared_links(self.problem.machine)
+        if not shared:
+            return 1
+        lane = max(
+            min(links[link].bandwidth_bytes_per_s for link in host_links(self.problem.machine, device))
+            for device in range(self.device_count)
+        )
+        widest = max(links[link].bandwidth_bytes_per_s for link in shared)
+        return max(1, -(-int(widest) // int(lane)))
+
+    def decode(self, device: int, decision: DeviceDecision, lookahead_runs: int = NEVER,
+               release_at_once: bool = False) -> DeviceList | DoesNotFit:  # fmt: skip
+        """The list of one device, decoded once per class and addressed to the device's own memories."""
+        first = self.device_class[device]
+        key = (first, decision.choice.tobytes(), decision.state_out.tobytes(), lookahead_runs, release_at_once)
+        if key not in self._decoded:
+            if len(self._decoded) > 256:
+                self._decoded.clear()
+                self._moved.clear()
+            self._decoded[key] = decode(
+                self.problem, self._views[first], decision,
+                lookahead_runs=lookahead_runs, release_at_once=release_at_once,
+            )  # fmt: skip
+        found = self._decoded[key]
+        if isinstance(found, DoesNotFit) or first == device:
+            return found
+        if (device, *key) not in self._moved:
+            self._moved[device, *key] = self._readdress(found, first, device)
+        return self._moved[device, *key]
+
+    def _readdress(self, found: DeviceList, first: int, device: int) -> DeviceList:
+        source, target = self.problem.machine.devices[first], self.problem.machine.devices[device]
+        to = {source.memory: target.memory, source.host_memory: target.host_memory}
+        table = np.arange(-1, len(self.problem.machine.memories))
+        for old, new in to.items():
+            table[old + 1] = new
+        rows = found.rows.copy()
+        for name in ("memory", "to_memory"):
+            rows[name] = table[rows[name] + 1]
+        initial = tuple(replace(p, memories=tuple(to[m] for m in p.memories)) for p in found.initial)
+        return replace(found, rows=rows, initial=initial)
+
+    def lists(self, decisions: tuple[DeviceDecision, ...], lookahead_runs: tuple[int, ...] = (),
+              release_at_once: bool = False) -> list[DeviceList] | DoesNotFit:  # fmt: skip
+        lookahead = lookahead_runs or (NEVER,) * self.device_count
+        built = []
+        for device, decision in enumerate(decisions):
+            found = self.decode(device, decision, lookahead[device], release_at_once)
+            if isinstance(found, DoesNotFit):
+                return found
+            built.append(found)
+        return built
+
+    def prepare(self, decisions: tuple[DeviceDecision, ...], coordination: Coordination, lookahead_runs: tuple[int, ...] = (),
+                release_at_once: bool = False) -> tuple[Schedule, Prepared] | DoesNotFit:  # fmt: skip
+        """Decode, assemble and lower for the simulator."""
+        built = self.lists(decisions, lookahead_runs, release_at_once)
+        if isinstance(built, DoesNotFit):
+            return built
+        schedule = assemble(self.problem, built, coordination)
+        return schedule, prepare(self.problem, schedule)
+
+    def evaluate(self, decisions: tuple[DeviceDecision, ...], coordination: Coordination,
+                 lookahead_runs: tuple[int, ...] = (), release_at_once: bool = False) -> Candidate | DoesNotFit:  # fmt: skip
+        """Decode, assemble and simulate."""
+        prepared = self.prepare(decisions, coordination, lookahead_runs, release_at_once)
+        if isinstance(prepared, DoesNotFit):
+            return prepared
+        schedule, ready = prepared
+        self.simulations += 1
+        return Candidate(decisions, coordination, schedule, ready.run().step_s, lookahead_runs)
+
+    def with_policies(self, decisions, start_share: tuple[float, ...],
+                      policies: tuple[LinkPolicyKind, ...], lookahead_runs=()) -> Candidate | DoesNotFit:  # fmt: skip
+        """The best of several link policies for given starts; the lists are lowered once."""
+        slots = self.slots()
+        options = [
+            Coordination(start_share, kind, tuple(range(self.device_count)) if kind is LinkPolicyKind.PRIORITY else (), slots)
+            for kind in policies
+        ]
+        prepared = self.prepare(decisions, options[0], lookahead_runs)
+        if isinstance(prepared, DoesNotFit):
+            return prepared
+        schedule, ready = prepared
+        best: Candidate | None = None
+        for option in options:
+            chosen = link_policies(self.problem.machine, option)
+            self.simulations += 1
+            step_s = ready.run(link_policies=chosen).step_s
+            if best is None or step_s < best.step_s:
+                best = Candidate(decisions, option, replace(schedule, link_policies=chosen), step_s, lookahead_runs)
+        assert best is not None
+        return best

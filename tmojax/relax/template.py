@@ -1,0 +1,160 @@
+"""One micro-batch of one device under a decision: which ops run (recomputations included) and how long tensors live.
+
+Positions are *runs*: indices into the list of op executions of a micro-batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tmojax.problem import Lifetime, Problem
+from tmojax.problem.step_view import StepView
+from tmojax.relax.decisions import Choice, DeviceDecision
+
+
+@dataclass(frozen=True, eq=False)
+class Template:
+    """runs [T]: op of each run. recomputed [T]: whether it is a recomputation. scratch_bytes [T]: workspace, and outputs of a
+    recomputation that are resident already. first_run [ops]: run of each micro-batch op's first execution (-1: none).
+
+    Lives, [L] each: tensor and the runs from the one that allocates it to the last that touches it, inclusive.
+    Gaps, [M] each: an offloaded tensor, the run that writes it, the last run before and the first run after the gap.
+    Inputs, [N] each: an input tensor and the first and last run that touch it.
+    """
+
+    runs: np.ndarray
+    recomputed: np.ndarray
+    scratch_bytes: np.ndarray
+    first_run: np.ndarray
+    life_tensor: np.ndarray
+    life_start: np.ndarray
+    life_end: np.ndarray
+    gap_tensor: np.ndarray
+    gap_written: np.ndarray
+    gap_from: np.ndarray
+    gap_to: np.ndarray
+    input_tensor: np.ndarray
+    input_first: np.ndarray
+    input_last: np.ndarray
+
+
+def build_template(problem: Problem, view: StepView, decision: DeviceDecision) -> Template:
+    """Expand a decision into runs and lives.
+
+    An op with several outputs yields all of them again when it is recomputed; an output of it that the decision
+    offloads is therefore recomputed with the others. A dropped tensor that a recomputation turns out to need, and whose
+    own op may not run again, is kept.
+    """
+    choice = decision.choice.copy()
+    while True:
+        template, conflicts = _expand(problem, view, choice)
+        if not conflicts:
+            return template
+        for index, instead in conflicts.items():
+            choice[index] = instead
+
+
+def _expand(problem: Problem, view: StepView, choice: np.ndarray) -> tuple[Template, dict[int, Choice]]:
+    program = problem.workload.program(view.device)
+    ops, producer = program.ops, program.producer
+    index_of = {int(tensor): index for index, tensor in enumerate(view.tensor)}
+    drop_after: dict[int, list[int]] = {}
+    for index in np.flatnonzero(choice == Choice.RECOMPUTE):
+        drop_after.setdefault(int(view.idle_from[index]), []).append(int(view.tensor[index]))
+
+    runs: list[int] = []
+    recomputed: list[bool] = []
+    dropped: set[int] = set()
+    created: dict[int, list[int]] = {}
+    touched: dict[int, list[int]] = {}
+
+    def run(op: int, again: bool) -> None:
+        position = len(runs)
+        runs.append(op)
+        recomputed.append(again)
+        for tensor in (*ops[op].reads, *ops[op].updates):
+            touched.setdefault(tensor, []).append(position)
+        for tensor in ops[op].writes:
+            if not again or tensor in dropped:
+                created.setdefault(tensor, []).append(position)
+                dropped.discard(tensor)
+
+    conflicts: dict[int, Choice] = {}
+
+    def restore(tensor: int) -> None:
+        """Recompute a dropped tensor, its dropped inputs first."""
+        pending = [tensor]
+        while pending:
+            if pending[-1] not in dropped:
+                pending.pop()
+                continue
+            op = producer[pending[-1]]
+            if not ops[op].recomputable:
+                conflicts[index_of[pending[-1]]] = Choice.KEEP
+            missing = [source for source in ops[op].reads if source in dropped]
+            if missing:
+                pending.extend(reversed(missing))
+            else:
+                run(op, True)
+                pending.pop()
+
+    first_run = np.full(len(ops), -1, np.int64)
+    for slot, op in enumerate(view.slot_op.tolist()):
+        for tensor in (*ops[op].reads, *ops[op].updates):
+            if tensor in dropped:
+                restore(tensor)
+        first_run[op] = len(runs)
+        run(op, False)
+        dropped.update(drop_after.get(slot, ()))
+
+    lives: list[tuple[int, int, int]] = []
+    gaps: list[tuple[int, int, int, int]] = []
+    inputs: list[tuple[int, int, int]] = []
+    for tensor, spec in enumerate(program.tensors):
+        if spec.lifetime is not Lifetime.MICRO_BATCH:
+            continue
+        uses = touched.get(tensor, [])
+        if producer[tensor] == -1:
+            if uses:
+                inputs.append((tensor, uses[0], uses[-1]))
+            continue
+        starts = created.get(tensor, [])
+        if not starts:
+            continue  # written by a step op
+        index = index_of.get(tensor, -1)
+        if index >= 0 and choice[index] == Choice.OFFLOAD:
+            idle_from = int(first_run[view.slot_op[view.idle_from[index]]])
+            after = [use for use in uses if use > idle_from]
+            if after and after[0] - idle_from > 1:
+                gaps.append((tensor, starts[0], idle_from, after[0]))
+                lives += [(tensor, starts[0], idle_from), (tensor, after[0], after[-1])]
+                continue
+        for start, end in zip(starts, [*starts[1:], len(runs)], strict=True):
+            inside = [use for use in uses if start < use < end]
+            lives.append((tensor, start, inside[-1] if inside else start))
+
+    scratch = np.array([ops[op].workspace_bytes for op in runs], np.int64)
+    span: dict[int, list[tuple[int, int]]] = {}
+    for tensor, start, end in lives:
+        span.setdefault(tensor, []).append((start, end))
+    away = {tensor: (start, end) for tensor, _, start, end in gaps}
+    for position in np.flatnonzero(recomputed).tolist():
+        for tensor in ops[runs[position]].writes:
+            if position in created[tensor]:
+                continue
+            if tensor in away and away[tensor][0] < position < away[tensor][1]:
+                conflicts[index_of[tensor]] = Choice.RECOMPUTE
+            elif any(start <= position <= end for start, end in span[tensor]):
+                scratch[position] += program.tensors[tensor].size_bytes
+            else:
+                lives.append((tensor, position, position))
+    life = np.array(lives, np.int64).reshape(-1, 3)
+    gap = np.array(gaps, np.int64).reshape(-1, 4)
+    given = np.array(inputs, np.int64).reshape(-1, 3)
+    return Template(
+        np.array(runs, np.int64), np.array(recomputed, bool), scratch, first_run,
+        life[:, 0], life[:, 1], life[:, 2], gap[:, 0], gap[:, 1], gap[:, 2], gap[:, 3],
+        given[:, 0], given[:, 1], given[:, 2],
+    ), conflicts  # fmt: skip
