@@ -1,0 +1,192 @@
+"""The relaxed step: from fractions of choices and timing to memory, stalls, link loads and step time, differentiably.
+
+Everything here is for one point (no restart axis); `jax.vmap` adds one. Design: the periodic transcription.
+"""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from tmojax.cost.model import DROP, IN, KEEP, OFFLOAD, OUT, PeriodicModel
+
+
+class Demand(eqx.Module):
+    """What choices ask of the timing. Cumulative over slots, GB; axes gpu, slot.
+
+    held_gb: resident whatever the copies do. ready_gb: may have left before the slot's end. absorbed_gb: of the bytes that came
+    back, those that `held_gb` counts again. due_gb: must be back before the slot begins. recompute_s: compute added.
+    total_gb [gpu]: bytes that leave. state_gb [gpu]: optimizer state resting on the host.
+    """
+
+    held_gb: Float[Array, "gpu slot"]
+    ready_gb: Float[Array, "gpu slot"]
+    absorbed_gb: Float[Array, "gpu slot"]
+    due_gb: Float[Array, "gpu slot"]
+    recompute_s: Float[Array, "gpu slot"]
+    total_gb: Float[Array, " gpu"]
+    state_gb: Float[Array, " gpu"]
+
+
+class Timing(eqx.Module):
+    """stall_s [gpu, slot]: at the end of a slot. out_share, in_share [gpu, slot] in (0, 1): of the bytes waiting to leave,
+    what leaves in the slot; of the bytes that may still come later (seen backwards), what comes in the slot. phase [gpu]:
+    start of a GPU, in periods, at least 0."""
+
+    stall_s: Float[Array, "gpu slot"]
+    out_share: Float[Array, "gpu slot"]
+    in_share: Float[Array, "gpu slot"]
+    phase: Float[Array, " gpu"]
+
+
+class Limits(eqx.Module):
+    """Violations (positive: over) relative to the limit's own scale. memory, order, out, in [gpu, slot]; link [link, bin]; host [host]."""
+
+    memory: Float[Array, "gpu slot"]
+    order: Float[Array, "gpu slot"]
+    lane_out: Float[Array, "gpu slot"]
+    lane_in: Float[Array, "gpu slot"]
+    link: Float[Array, "link bin"]
+    host: Float[Array, " host"]
+
+
+class Step(eqx.Module):
+    """period_s [gpu]; slot_end_s [gpu, slot]; memory_gb [gpu, slot]; out_gb, in_gb [gpu, slot]: cumulative copies at the end of a
+    slot; link_gb [link, bin]: load of every bin of `bin_s` seconds; step_s: the estimate; tail_s: its part after the micro-batches."""
+
+    period_s: Float[Array, " gpu"]
+    slot_end_s: Float[Array, "gpu slot"]
+    memory_gb: Float[Array, "gpu slot"]
+    out_gb: Float[Array, "gpu slot"]
+    in_gb: Float[Array, "gpu slot"]
+    link_gb: Float[Array, "link bin"]
+    bin_s: Float[Array, ""]
+    step_s: Float[Array, ""]
+    tail_s: Float[Array, ""]
+
+
+def demand(
+    model: PeriodicModel, choice: Float[Array, "gpu candidate 3"], state_out: Float[Array, " gpu"]
+) -> Demand:
+    """Sum up choices per slot. Linear in the fractions, except for recompute chains (products along a path)."""
+    keep, away, drop = choice[..., KEEP], choice[..., OFFLOAD], choice[..., DROP]
+    early, early_sum = _early_fractions(model, drop)
+    again = jnp.where(model.needed, drop, drop * early_sum)
+    paid = again - jnp.minimum(again, _take(again, model.other_outputs).max(-1)) if model.other_outputs.shape[-1] else again
+    owner_away = jnp.take_along_axis(away, model.path_owner, 1) * early
+    owner_drop = jnp.take_along_axis(drop, model.path_owner, 1) * early
+    part = jnp.take_along_axis(paid / jnp.maximum(again, 1e-6), model.path_owner, 1)
+    produced = jnp.einsum("gqi,gci->gcq", model.produced_gb, jnp.stack([keep, away], 1))
+    absorbed = jnp.einsum("gqi,gci->gcq", model.absorbed_gb, jnp.stack([keep, away], 1))
+    sooner = jnp.einsum("gqp,gcp->gcq", model.early_gb, jnp.stack([owner_away, owner_drop], 1))
+    state_gb = state_out * model.resting_gb
+    return Demand(
+        held_gb=model.base_gb - state_gb[:, None] + produced[:, 0] - absorbed[:, 0] + sooner[:, 1],
+        ready_gb=produced[:, 1],
+        absorbed_gb=absorbed[:, 1],
+        due_gb=jnp.einsum("gqi,gi->gq", model.due_gb, away) + sooner[:, 0],
+        recompute_s=jnp.einsum("gqi,gi->gq", model.use_s, paid) + jnp.einsum("gqp,gp->gq", model.shift_s, owner_drop * part),
+        total_gb=jnp.einsum("gi,gi->g", model.size_gb, away),
+        state_gb=state_gb,
+    )
+
+
+def _take(values: Float[Array, "gpu item"], places: Int[Array, "gpu *shape"]) -> Float[Array, "gpu *shape"]:
+    """values at places; the place behind the last one reads 0."""
+    return jax.vmap(lambda row, at: row.at[at].get(mode="clip"))(jnp.pad(values, ((0, 0), (0, 1))), places)
+
+
+def _early_fractions(model: PeriodicModel, drop: Float[Array, "gpu candidate"]) -> tuple[Array, Array]:
+    """(fraction that becomes wanted at each path's slot [gpu, path], sum over a candidate's paths [gpu, candidate]).
+
+    Paths of a candidate stand in order of their slots; each adds what exceeds all earlier ones.
+    """
+    if not model.level_first:
+        return jnp.zeros(model.path_place.shape, drop.dtype), jnp.zeros_like(drop)
+    weight = _take(drop, model.level_first[0])
+    for first, rest in zip(model.level_first[1:], model.level_rest, strict=True):
+        weight = jnp.concatenate([weight, _take(drop, first) * _take(weight, rest)], axis=1)
+    reached = jax.lax.cummax(_take(weight, model.path_grid), axis=2)
+    added = jnp.diff(reached, axis=2, prepend=0.0)
+    return jnp.take_along_axis(added.reshape(added.shape[0], -1), model.path_place, 1), reached[..., -1]
+
+
+def _drain(share: Float[Array, "gpu slot"], ready: Float[Array, "gpu slot"]) -> Float[Array, "gpu slot"]:
+    """D_t = D_(t-1) + share_t (ready_t - D_(t-1)): never more than is ready, by construction."""
+
+    def join(first, second):
+        return first[0] * second[0], first[1] * second[0] + second[1]
+
+    return jax.lax.associative_scan(join, (1 - share, share * ready), axis=1)[1]
+
+
+def run_step(model: PeriodicModel, asked: Demand, timing: Timing, bins: int) -> tuple[Step, Limits]:
+    """Lay a step out in time. `bins`: how finely shared links are checked over a period (or over the step, if K = 1)."""
+    total = asked.total_gb[:, None]
+    out = _drain(timing.out_share, asked.ready_gb)
+    later = _drain(timing.in_share[:, ::-1], (total - asked.due_gb)[:, ::-1])[:, ::-1]
+    later_next = jnp.pad(later[:, 1:], ((0, 0), (0, 1)))
+    into = total - later_next
+    out_before = jnp.pad(out[:, :-1], ((0, 0), (1, 0)))
+    moved_out, moved_in = out - out_before, later - later_next
+    memory = asked.held_gb + asked.ready_gb - out_before + into - asked.absorbed_gb
+
+    compute_s = model.slot_s + asked.recompute_s
+    lane_s = jnp.stack([moved_out, moved_in]) / model.lane_gb_per_s.T[..., None]
+    slowed_s = compute_s * (1 + jnp.einsum("d,dgq->gq", model.compute_slowdown - 1,
+                                           jnp.minimum(lane_s / jnp.maximum(compute_s, 1e-9), 1.0)))  # fmt: skip
+    slot_s = slowed_s + timing.stall_s
+    end_s = jnp.cumsum(slot_s, axis=1)
+    period_s = end_s[:, -1]
+    usable_s = timing.stall_s + slowed_s / model.copy_slowdown
+    flows = jnp.stack([jnp.pad(out, ((0, 0), (1, 0))), jnp.pad(into, ((0, 0), (1, 0)))], 1)
+    link_gb, bin_s = _link_loads(model, flows, end_s, timing.phase, bins)
+    tail_s, step_s = _step_time(model, asked, period_s, timing.phase)
+    step = Step(period_s, end_s, memory, out, into, link_gb, bin_s, step_s, tail_s)
+    mean_slot_s = model.unit_s / model.slots
+    limits = Limits(
+        memory=memory / model.capacity_gb[:, None] - 1,
+        order=(into - out_before) / model.capacity_gb[:, None],
+        lane_out=(lane_s[OUT] - usable_s) / mean_slot_s,
+        lane_in=(lane_s[IN] - usable_s) / mean_slot_s,
+        link=link_gb / (model.link_gb_per_s[:, None] * bin_s) - 1,
+        host=(model.host_use @ (asked.total_gb + asked.state_gb)) / model.host_gb - 1,
+    )
+    return step, limits
+
+
+def _link_loads(model: PeriodicModel, flows: Float[Array, "gpu 2 knot"], end_s: Float[Array, "gpu slot"],
+                phase: Float[Array, " gpu"], bins: int) -> tuple[Float[Array, "link bin"], Float[Array, ""]]:  # fmt: skip
+    """Bytes over each shared link in each of `bins` equal parts of the period (of the whole step without wrap-around)."""
+    period = end_s[:, -1].max()
+    knots = jnp.pad(end_s, ((0, 0), (1, 0)))
+    shift = phase * period
+    horizon = period if model.wraps else (shift + end_s[:, -1]).max()
+    moment = jnp.linspace(0.0, 1.0, bins + 1, dtype=end_s.dtype) * horizon - shift[:, None]
+    turns = jnp.floor(moment / period) if model.wraps else jnp.zeros_like(moment)
+    inside = moment - turns * period
+
+    def read(own_knots, own_flows, own_inside):
+        after = jnp.clip(jnp.sum(own_knots[None, :] <= own_inside[:, None], 1), 1, own_knots.shape[0] - 1)
+        left, right = own_knots[after - 1], own_knots[after]
+        share = jnp.clip((own_inside - left) / jnp.maximum(right - left, 1e-9), 0.0, 1.0)
+        low, high = own_flows[:, after - 1], own_flows[:, after]
+        return low + share * (high - low)
+
+    level = jax.vmap(read)(knots, flows, inside) + turns[:, None, :] * flows[..., -1:]
+    return jnp.einsum("lgd,gdb->lb", model.link_use, jnp.diff(level, axis=-1)), horizon / bins
+
+
+def _step_time(model: PeriodicModel, asked: Demand, period_s: Array, phase: Array) -> tuple[Array, Array]:
+    """(tail_s, step_s): K periods of the slowest GPU, its start, synchronisation, and the update with the state's way in and out.
+
+    Synchronisation and update wait for all GPUs. State moves in and out while the update computes.
+    """
+    state = asked.state_gb
+    link_s = (jnp.einsum("lgd,g->l", model.link_use, state) / model.link_gb_per_s).max(initial=0.0)
+    lane_s = (state[:, None] / model.lane_gb_per_s).max()
+    tail_s = model.sync_s + jnp.maximum(jnp.maximum(link_s, lane_s), model.update_s.max())
+    period = period_s.max()
+    return tail_s, (model.micro_batches - 1) * period + (phase * period + period_s).max() + tail_s
