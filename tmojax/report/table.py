@@ -15,7 +15,7 @@ from tmojax.report.decisions import read_decisions
 from tmojax.report.memory_use import BYTE_KINDS, peak_by_kind
 from tmojax.report.outcome import Outcome, RunReport, moved_bytes
 from tmojax.report.verdict import headroom_sentence, short_reasons, verdict
-from tmojax.report.wording import percent
+from tmojax.report.wording import percent, ranges
 from tmojax.units import format_bytes, format_seconds
 
 
@@ -108,7 +108,8 @@ def without_plan(report: RunReport) -> tuple[str, ...]:
             continue
         reason = outcome.result.message or str(outcome.status)
         if outcome.check is not None and not outcome.check.valid:
-            reason = f"rejected by the checker: {short_reasons(outcome.check.counts())}; {outcome.check.violations[0]}"
+            first = str(outcome.check.violations[0]).split("; largest:")[0]
+            reason = f"rejected by the checker: {short_reasons(outcome.check.counts())}; first {first}"
         lines.append(f"{outcome.planner}: {reason}")
     return tuple(lines)
 
@@ -120,17 +121,18 @@ def memory_table(report: RunReport) -> Table | None:
         return None
     found = peak_by_kind(report.problem, best.result.schedule)
     kinds = [kind for kind in range(len(BYTE_KINDS)) if found[:, kind].any()]
-    rows = []
+    rows: dict[tuple[str, ...], list[str]] = {}
     for memory, spec in enumerate(report.problem.machine.memories):
         total = int(found[memory].sum())
         if total:
             limit = spec.capacity_bytes - spec.reserve_bytes
-            rows.append((spec.name, *(format_bytes(int(found[memory, kind])) for kind in kinds), format_bytes(total),
-                         format_bytes(limit), percent(total / limit)))  # fmt: skip
+            cells = (*(format_bytes(int(found[memory, kind])) for kind in kinds), format_bytes(total),
+                     format_bytes(limit), percent(total / limit))  # fmt: skip
+            rows.setdefault(cells, []).append(spec.name)
     return Table(
         f"Memory at its fullest ({best.planner})",
         ("memory", *(BYTE_KINDS[kind] for kind in kinds), "together", "capacity", "used"),
-        tuple(rows),
+        tuple((ranges(names), *cells) for cells, names in rows.items()),
         frozenset(range(1, len(kinds) + 4)),
     )
 
