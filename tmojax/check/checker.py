@@ -1,0 +1,111 @@
+"""`check`: prove a schedule valid, or list everything that is wrong with it."""
+
+from __future__ import annotations
+
+from tmojax.check.between import (
+    SharedCopies,
+    check_loans,
+    check_shared_memories,
+    connect_events,
+    fuse_collectives,
+)
+from tmojax.check.graph import Clocks, Graph, cycles, topological_order
+from tmojax.check.links import check_links, order_edges
+from tmojax.check.rules import CheckReport, Findings, Rule
+from tmojax.check.shape import check_shape
+from tmojax.check.shared import SharedLog
+from tmojax.check.static import Static
+from tmojax.check.walk import ListWalk
+from tmojax.problem.problem import Problem
+from tmojax.problem.schedule import Schedule
+
+_LISTED_OVERFLOWS = 100  # violations per list that name the largest copies; the others give the bytes only
+
+
+def check(problem: Problem, schedule: Schedule) -> CheckReport:
+    """Check a schedule against docs/semantics.md, sections 2 to 7. Nothing in it is trusted, and no schedule raises.
+
+    The problem must be well formed (`validate_problem`). Phases: shape of the arrays, a walk of every list, order and
+    memory between lists, deadlock. When the arrays are malformed the rest is skipped; when there is a deadlock, order
+    between lists is; `CheckReport.notes` says so.
+    """
+    static, findings = Static(problem), Findings()
+    notes: list[str] = []
+    check_shape(static, schedule, findings)
+    orders = [] if findings.violations else check_links(static, schedule, findings)
+    if any(violation.rule in (Rule.MALFORMED, Rule.INITIAL) for violation in findings.violations):
+        notes.append("the schedule is malformed, so its lists were not walked")
+        return CheckReport(tuple(findings.violations), notes=tuple(notes))
+
+    lengths = [len(rows) for rows in schedule.lists]
+    graph, shared = Graph(lengths), SharedLog(static, schedule)
+    walks = []
+    for device, rows in enumerate(schedule.lists):
+        sequence = problem.workload.sequence(device, schedule.order)
+        walk = ListWalk(static, device, rows, schedule.initial[device], graph, shared, findings, sequence)
+        walk.run()
+        walks.append(walk)
+    peaks = check_shared_memories(static, walks, findings)
+    largest = tuple(_report_memory(static, walk) for walk in walks)
+    fuse_collectives(static, walks, graph, findings)
+    connect_events(walks, graph)
+
+    source, target = graph.edges()
+    all_source, all_target = order_edges(graph, orders, source, target)
+    order = topological_order(graph.node_count, all_source, all_target)
+    if len(order) < graph.node_count:
+        for cycle in cycles(graph.node_count, all_source, all_target):
+            _report_cycle(static, schedule, graph, cycle, findings)
+        if shared.active or any(walk.state.borrowed for walk in walks):
+            notes.append("the schedule can deadlock, so loans and copies that several lists use were not checked")
+    elif shared.active or any(walk.state.borrowed for walk in walks):
+        clocks = Clocks(graph, order, source, target)
+        check_loans(static, walks, graph, clocks)
+        if shared.active:
+            SharedCopies(static, walks, graph, clocks, order, shared).check()
+
+    names = [memory.name for memory in problem.machine.memories]
+    totals = [sum(walk.initial_bytes[memory] for walk in walks) for memory in range(len(names))]
+    return CheckReport(
+        violations=tuple(findings.violations),
+        peak_bytes=dict(zip(names, peaks, strict=True)),
+        peak_position=tuple(walk.state.ledger.peak_position[walk.table.memory] for walk in walks),
+        largest_at_peak=largest,
+        initial_bytes=dict(zip(names, totals, strict=True)),
+        instructions=sum(lengths),
+        notes=tuple(notes),
+    )
+
+
+def _report_memory(static: Static, walk: ListWalk) -> tuple[tuple[str, int], ...]:
+    """Report where a device's memory is over its limit; returns the largest items at its fullest position."""
+    state, memory = walk.state, walk.table.memory
+    ledger = state.ledger
+    listed = [overflow.instruction for overflow in ledger.overflows[:_LISTED_OVERFLOWS]]
+    largest = ledger.largest(memory, [*listed, ledger.peak_position[memory]])
+    for overflow in ledger.overflows:
+        items = largest.get(overflow.instruction, [])
+        there = "; largest: " + ", ".join(f"{state.item_name(i)} {b}" for i, b in items) if items else ""
+        available = static.available_bytes(memory)
+        state.report(
+            Rule.CAPACITY, overflow.instruction,
+            f"{available + overflow.bytes_over} bytes in {static.memory_name(memory)}, {overflow.bytes_over} over the "
+            f"{available} available{there}",
+            memory, overflow.bytes_over,
+        )  # fmt: skip
+    return tuple((state.item_name(item), size) for item, size in largest[ledger.peak_position[memory]])
+
+
+def _report_cycle(static: Static, schedule: Schedule, graph: Graph, cycle: list[int], findings: Findings) -> None:
+    # Fused nodes carry the name of their first member; extra nodes stand between two instructions and add nothing.
+    steps = []
+    for node in cycle:
+        if node < graph.instructions:
+            device = max(d for d in range(len(schedule.lists)) if graph.first[d] <= node)
+            while node >= graph.first[device + 1]:
+                device -= 1
+            steps.append((device, node - graph.first[device]))
+    texts = [static.describe(device, index, schedule.lists[device][index]) for device, index in steps]
+    shown = texts if len(texts) <= 8 else [*texts[:4], f"... {len(texts) - 8} more ...", *texts[-4:]]
+    device, index = steps[0]
+    findings.add(Rule.DEADLOCK, device, index, "each waits for the one before it, in a circle: " + " | ".join(shown))

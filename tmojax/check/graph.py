@@ -1,0 +1,198 @@
+"""The graph of a schedule: one node per instruction, fused collectives, barriers; topological order, cycles, clocks."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+class Graph:
+    """Nodes: instructions list after list, then barriers and starts of transfers. Edges: complete before start."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        self.first: list[int] = np.concatenate(([0], np.cumsum(lengths))).tolist()  # first node of each list
+        self.instructions = self.first[-1]
+        self.labels: list[tuple[int, str]] = []  # (device, text) of the extra nodes
+        self.chains: dict[tuple[int, int], list[int]] = {}  # (device, stream) -> its nodes in order
+        self._barriers: dict[int, tuple[int, int]] = {}
+        self._source: list[int] = []
+        self._target: list[int] = []
+        self._representative: dict[int, int] = {}
+
+    @property
+    def node_count(self) -> int:
+        return self.instructions + len(self.labels)
+
+    def edge(self, source: int, target: int) -> None:
+        self._source.append(source)
+        self._target.append(target)
+
+    def on_chain(self, device: int, stream: int, node: int) -> None:
+        chain = self.chains.get((device, stream))
+        if chain is None:
+            self.chains[device, stream] = [node]
+        else:
+            chain.append(node)
+
+    def extra_node(self, device: int, label: str) -> int:
+        self.labels.append((device, label))
+        return self.node_count - 1
+
+    def barrier(self, device: int, memory: int) -> int:
+        return self.extra_node(device, f"all frees so far in memory {memory}")
+
+    def fuse(self, nodes: list[int]) -> None:
+        """Make one node of several: the members of a collective."""
+        for node in nodes[1:]:
+            self._representative[node] = nodes[0]
+
+    def representative(self, node: int) -> int:
+        return self._representative.get(node, node)
+
+    def edges(self) -> tuple[np.ndarray, np.ndarray]:
+        """(sources, targets) with fused nodes replaced by their representative."""
+        names = np.arange(self.node_count)
+        if self._representative:
+            names[list(self._representative)] = list(self._representative.values())
+        return names[np.array(self._source, dtype=np.int64)], names[np.array(self._target, dtype=np.int64)]
+
+
+def adjacency(count: int, source: np.ndarray, target: np.ndarray) -> tuple[list[int], list[int]]:
+    """Compressed rows: the neighbours of node n are `neighbours[start[n]:start[n + 1]]`."""
+    order = np.argsort(source, kind="stable")
+    start = np.concatenate(([0], np.cumsum(np.bincount(source, minlength=count))))
+    return start.tolist(), target[order].tolist()
+
+
+def topological_order(count: int, source: np.ndarray, target: np.ndarray) -> list[int]:
+    """Kahn's algorithm. Nodes on a cycle, or behind one, are missing from the result."""
+    start, neighbours = adjacency(count, source, target)
+    waiting = np.bincount(target, minlength=count)
+    order = np.flatnonzero(waiting == 0).tolist()
+    open_edges = waiting.tolist()
+    for node in order:  # grows while it is read
+        for successor in neighbours[start[node] : start[node + 1]]:
+            open_edges[successor] -= 1
+            if open_edges[successor] == 0:
+                order.append(successor)
+    return order
+
+
+def cycles(count: int, source: np.ndarray, target: np.ndarray) -> list[list[int]]:
+    """A short cycle of every strongly connected component that has one."""
+    # What no cycle can contain is peeled off from both sides first, which leaves little for the search.
+    inside = np.ones(count, dtype=bool)
+    inside[topological_order(count, source, target)] = False
+    kept = inside[source] & inside[target]
+    source, target = source[kept], target[kept]
+    behind = np.zeros(count, dtype=bool)
+    behind[topological_order(count, target, source)] = True
+    inside &= ~behind
+    kept = inside[source] & inside[target]
+    source, target = source[kept], target[kept]
+    start, neighbours = adjacency(count, source, target)
+    component = _components(np.flatnonzero(inside).tolist(), count, start, neighbours)
+    members: dict[int, list[int]] = {}
+    for node in np.flatnonzero(inside).tolist():
+        members.setdefault(component[node], []).append(node)
+    found = []
+    for number, nodes in members.items():
+        cycle = _shortest_cycle_through(nodes[0], number, component, start, neighbours)
+        if cycle:
+            found.append(cycle)
+    return found
+
+
+def _components(nodes: list[int], count: int, start: list[int], neighbours: list[int]) -> list[int]:
+    """Tarjan's strongly connected components, without recursion."""
+    component = [-1] * count
+    index = [-1] * count
+    low = [0] * count
+    stack: list[int] = []
+    next_index = next_component = 0
+    for root in nodes:
+        if index[root] >= 0:
+            continue
+        work = [(root, start[root])]
+        index[root] = low[root] = next_index
+        next_index += 1
+        stack.append(root)
+        while work:
+            node, position = work.pop()
+            if position < start[node + 1]:
+                work.append((node, position + 1))
+                successor = neighbours[position]
+                if index[successor] < 0:
+                    index[successor] = low[successor] = next_index
+                    next_index += 1
+                    stack.append(successor)
+                    work.append((successor, start[successor]))
+                elif component[successor] < 0:
+                    low[node] = min(low[node], index[successor])
+                continue
+            if low[node] == index[node]:
+                while True:
+                    member = stack.pop()
+                    component[member] = next_component
+                    if member == node:
+                        break
+                next_component += 1
+            if work:
+                low[work[-1][0]] = min(low[work[-1][0]], low[node])
+    return component
+
+
+def _shortest_cycle_through(
+    root: int, number: int, component: list[int], start: list[int], neighbours: list[int]
+) -> list[int]:
+    """Breadth-first search from `root` back to itself inside its component; empty when it is on no cycle."""
+    came_from = {root: root}
+    queue = [root]
+    for node in queue:  # grows while it is read
+        for successor in neighbours[start[node] : start[node + 1]]:
+            if successor == root:
+                path = [node]
+                while path[-1] != root:
+                    path.append(came_from[path[-1]])
+                return path[::-1]
+            if component[successor] == number and successor not in came_from:
+                came_from[successor] = node
+                queue.append(successor)
+    return []
+
+
+class Clocks:
+    """Answers "is `before` complete when `after` starts, whatever the times?" by vector clocks over the streams.
+
+    `clock[n, c]`: how many instructions of chain c (a stream of a list) are complete when node n is. A node on a chain
+    is complete before another one starts exactly if the other's clock counts it. A node on no chain (release, barrier,
+    signal) is complete when all that it waits for is: every entry of its clock must be reached.
+    """
+
+    def __init__(self, graph: Graph, order: list[int], source: np.ndarray, target: np.ndarray) -> None:
+        count = graph.node_count
+        self._graph = graph
+        self._place: dict[int, tuple[int, int]] = {}
+        own: dict[int, list[tuple[int, int]]] = {}
+        for chain, nodes in enumerate(graph.chains.values()):
+            for position, node in enumerate(nodes, start=1):
+                name = graph.representative(node)
+                self._place.setdefault(name, (chain, position))
+                own.setdefault(name, []).append((chain, position))
+        start, before = adjacency(count, target, source)
+        self._clock = np.zeros((count, max(1, len(graph.chains))), dtype=np.int32)
+        self._start = np.zeros_like(self._clock)  # what is complete when the node starts
+        clock = self._clock
+        for node in order:
+            row = clock[node]
+            for predecessor in before[start[node] : start[node + 1]]:
+                np.maximum(row, clock[predecessor], out=row)
+            self._start[node] = row
+            for chain, position in own.get(node, ()):
+                row[chain] = position
+
+    def ordered(self, before: int, after: int) -> bool:
+        before, after = self._graph.representative(before), self._graph.representative(after)
+        place = self._place.get(before)
+        if place is not None:
+            return bool(self._start[after, place[0]] >= place[1])
+        return bool((self._clock[before] <= self._start[after]).all())
