@@ -8,7 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tmojax.errors import InputError
-from tmojax.problem import FIRST_ENGINE_STREAM, INSTRUCTION, PLAIN, Kind, Problem, Schedule
+from tmojax.problem import (
+    COMMUNICATION_STREAM,
+    COMPUTE_STREAM,
+    FIRST_ENGINE_STREAM,
+    INSTRUCTION,
+    PLAIN,
+    Kind,
+    Problem,
+    Schedule,
+)
 from tmojax.simulate.hazards import Accesses, Copies, Rows
 from tmojax.simulate.kernel import COLLECTIVE, INSTANT, TRANSFER, WORK
 from tmojax.simulate.tables import ProblemTable
@@ -17,6 +26,10 @@ NODE_KIND = np.full(len(Kind), INSTANT, np.int8)
 NODE_KIND[[Kind.COMPUTE, Kind.ENCODE, Kind.DECODE]] = WORK
 NODE_KIND[[Kind.OFFLOAD, Kind.PREFETCH]] = TRANSFER
 NODE_KIND[Kind.COLLECTIVE] = COLLECTIVE
+
+_FIXED_STREAM = np.full(len(Kind), -1)
+_FIXED_STREAM[[Kind.COMPUTE, Kind.ENCODE, Kind.DECODE]] = COMPUTE_STREAM
+_FIXED_STREAM[Kind.COLLECTIVE] = COMMUNICATION_STREAM
 
 _COPIES = np.zeros(len(Kind), np.bool_)  # kinds that name a copy
 _COPIES[[Kind.OFFLOAD, Kind.PREFETCH, Kind.RELEASE, Kind.ENCODE, Kind.DECODE]] = True
@@ -123,14 +136,22 @@ def columns_of(problem: Problem, table: ProblemTable, schedule: Schedule, device
         work_s[index] = plain_bytes / rate + machine.overheads.launch_s
         workspace_bytes[index] = codec.workspace_bytes(plain_bytes)
 
+    stream = np.where(kind == Kind.WAIT, rows["stream"], _FIXED_STREAM[kind])
+    stream[transfers] = table.machine.first_stream[route]
     return Columns(
         NODE_KIND[kind],
         work_s,
         flow_bytes,
         flow_class,
         Rows(
-            kind, op, micro_batch, copy.key, copy.memory, copy.target_key, copy.target_memory, flow_class, after,
-            np.ascontiguousarray(rows["stream"]), retired, workspace_bytes,
+            *(
+                column.astype(np.int64)
+                for column in (
+                    kind, op, micro_batch, copy.key, copy.memory, copy.target_key, copy.target_memory, flow_class, after,
+                    stream,
+                )
+            ),
+            retired, workspace_bytes,
         ),
         Accesses(
             program.access_ptr, program.access_tensor, program.workspace_bytes, program.step_op, program.size_bytes,
@@ -235,7 +256,7 @@ def _copy_columns(problem, table, schedule, device, rows, kind, checks) -> _Copy
         key,
         memory,
         target_key,
-        target_memory.astype(np.int32),
+        target_memory,
         plain_bytes,
         size_bytes,
         columns,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tmojax.simulate.jit import compiled
+from tmojax.simulate.jit import compiled, compiled_inner
 
 COMPUTE, OFFLOAD, PREFETCH, RELEASE, ENCODE, DECODE, COLLECTIVE, RETIRE, SIGNAL, WAIT, LEND, RECLAIM = range(12)
 
@@ -23,19 +23,20 @@ class Rows(NamedTuple):
 
     `key`: the copy that a release frees, or that is read; `target_key`: the copy that a transfer, encode or decode
     writes. `route`: flow class of a transfer. `after`: of retire and signal; of a reclaim, its lend (-1: none).
-    `retired`: a `retire` of this instruction is written. `workspace_bytes`: of encode and decode.
+    `stream`: the first one of the instruction, -1: none. `retired`: a `retire` of it is written. `workspace_bytes`: of
+    encode and decode.
     """
 
     kind: NDArray[np.int8]
-    op: NDArray[np.int32]
-    micro_batch: NDArray[np.int32]
+    op: NDArray[np.int64]
+    micro_batch: NDArray[np.int64]
     key: NDArray[np.int64]
-    memory: NDArray[np.int32]
+    memory: NDArray[np.int64]
     target_key: NDArray[np.int64]
-    target_memory: NDArray[np.int32]
-    route: NDArray[np.int32]
-    after: NDArray[np.int32]
-    stream: NDArray[np.int32]
+    target_memory: NDArray[np.int64]
+    route: NDArray[np.int64]
+    after: NDArray[np.int64]
+    stream: NDArray[np.int64]
     retired: NDArray[np.bool_]
     workspace_bytes: NDArray[np.int64]
 
@@ -57,8 +58,8 @@ class Accesses(NamedTuple):
     `key`: the tensor's instance 0, plain, in the device's memory; the next instance is `stride` further.
     """
 
-    ptr: NDArray[np.int32]
-    tensor: NDArray[np.int32]
+    ptr: NDArray[np.int64]
+    tensor: NDArray[np.int64]
     workspace_bytes: NDArray[np.int64]
     step_op: NDArray[np.bool_]
     size_bytes: NDArray[np.int64]
@@ -69,27 +70,59 @@ class Accesses(NamedTuple):
 class Order(NamedTuple):
     """State of the pass. Positions count through all steps; -1: none.
 
-    `stream_of[p]`: first stream of position p. `known[s, u]`: last position on stream u that something on stream s waits
-    for. `freed[m, s]`: last position on stream s that a release in memory m waits for. `chain[m]`: the same for accesses
-    without a stream, as an auxiliary node. `writer`, `readers` (list head): per store, accesses since its last release.
+    `stream_of[p]`: first stream of position p. `known[s, u]`: last position on stream u that something on stream s
+    waits for. `freed[m, s]`: last position on stream s that a release in memory m waits for. `chain[m]`: the same for
+    accesses without a stream, as an auxiliary node. `writer`, `readers` (head of a list of entries): per store, accesses
+    since its last release. `resident`: per key; `stored`: resident copies per store. `ran`: op x micro-batch.
+    `holds_workspace`: per instruction. `counts`: edges, reader entries, auxiliary nodes.
     """
 
-    stream_of: NDArray[np.int32]
-    tail: NDArray[np.int32]
-    known: NDArray[np.int32]
-    freed: NDArray[np.int32]
-    chain: NDArray[np.int32]
-    writer: NDArray[np.int32]
-    readers: NDArray[np.int32]
-    entry_node: NDArray[np.int32]
-    entry_next: NDArray[np.int32]
-    source: NDArray[np.int32]
-    target: NDArray[np.int32]
-    # edges, reader entries, auxiliary nodes
+    stream_of: NDArray[np.int64]
+    tail: NDArray[np.int64]
+    known: NDArray[np.int64]
+    freed: NDArray[np.int64]
+    chain: NDArray[np.int64]
+    writer: NDArray[np.int64]
+    readers: NDArray[np.int64]
+    entry_node: NDArray[np.int64]
+    entry_next: NDArray[np.int64]
+    source: NDArray[np.int64]
+    target: NDArray[np.int64]
+    resident: NDArray[np.bool_]
+    stored: NDArray[np.int64]
+    ran: NDArray[np.bool_]
+    holds_workspace: NDArray[np.bool_]
     counts: NDArray[np.int64]
 
 
-@compiled
+def order_list(
+    rows: Rows, accesses: Accesses, copies: Copies, micro_batches: int, steps: int, streams: int, memories: int,
+    memory: int, engine_ptr: NDArray, engine: NDArray, access_count: int,
+) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:  # fmt: skip
+    """Dependencies of one list, issued `steps` times. `memory`: the device's own. `access_count`: of one step's ops.
+
+    Returns (sources, targets, number of auxiliary nodes): node p < len(list) x steps is an instruction, later ones are
+    auxiliary instants.
+    """
+    length, keys = rows.kind.size, copies.store.size
+    total = length * steps
+    capacity = steps * (2 * access_count + 8 * length) + 1024
+    while True:
+        order = Order(
+            np.tile(rows.stream, steps), np.full(streams, -1), np.full((streams, streams), -1), np.full((memories, streams), -1),
+            np.full(memories, -1), np.full(keys, -1), np.full(keys, -1), np.empty(capacity, np.int64),
+            np.empty(capacity, np.int64), np.empty(capacity, np.int64), np.empty(capacity, np.int64),
+            np.zeros(keys, np.bool_), np.zeros(keys, np.int64), np.zeros((accesses.step_op.size, micro_batches), np.bool_),
+            np.zeros(length, np.bool_), np.zeros(3, np.int64),
+        )  # fmt: skip
+        _order_list(rows, accesses, copies, order, steps, micro_batches - 1, memory, engine_ptr, engine)
+        needed = int(order.counts[0])
+        if needed <= capacity:
+            return order.source[:needed], order.target[:needed], int(order.counts[2])
+        capacity = needed
+
+
+@compiled_inner
 def _edge(order, source, target):
     place = order.counts[0]
     order.counts[0] = place + 1
@@ -98,7 +131,7 @@ def _edge(order, source, target):
         order.target[place] = target
 
 
-@compiled
+@compiled_inner
 def _after(order, source, target, stream):
     """`target`, on `stream` (-1: none), takes place after position `source`."""
     if source < 0 or source == target:
@@ -111,7 +144,7 @@ def _after(order, source, target, stream):
     _edge(order, source, target)
 
 
-@compiled
+@compiled_inner
 def _on_stream(order, stream, position, first):
     """`position` is the next of `stream`. The edge is kept even if implied: it is what makes the stream a queue."""
     last = order.tail[stream]
@@ -122,7 +155,7 @@ def _on_stream(order, stream, position, first):
     order.tail[stream] = position
 
 
-@compiled
+@compiled_inner
 def _read(order, store, position, stream):
     _after(order, order.writer[store], position, stream)
     entry = order.readers[store]
@@ -138,7 +171,7 @@ def _read(order, store, position, stream):
     order.readers[store] = entry
 
 
-@compiled
+@compiled_inner
 def _write(order, store, position, stream):
     _after(order, order.writer[store], position, stream)
     entry = order.readers[store]
@@ -149,7 +182,7 @@ def _write(order, store, position, stream):
     order.writer[store] = position
 
 
-@compiled
+@compiled_inner
 def _free(order, memory, position, auxiliary):
     """Later allocations in `memory` wait for `position`. `auxiliary`: id of the first auxiliary node."""
     stream = order.stream_of[position]
@@ -164,7 +197,7 @@ def _free(order, memory, position, auxiliary):
     order.chain[memory] = node
 
 
-@compiled
+@compiled_inner
 def _allocate(order, memory, position, stream):
     for other in range(order.tail.size):
         _after(order, order.freed[memory, other], position, stream)
@@ -172,10 +205,10 @@ def _allocate(order, memory, position, stream):
         _edge(order, order.chain[memory], position)
 
 
-@compiled
-def _run_op(order, rows, accesses, copies, state, i, position, stream, last_micro_batch, memory):
+@compiled_inner
+def _run_op(order, rows, accesses, copies, i, position, stream, last_micro_batch, memory):
     """Compute or collective `i`. Returns whether it holds workspace after this (until it is retired)."""
-    resident, stored, ran = state
+    resident, stored, ran = order.resident, order.stored, order.ran
     op, micro_batch = rows.op[i], rows.micro_batch[i]
     first = not ran[op, micro_batch]
     ran[op, micro_batch] = True
@@ -205,15 +238,15 @@ def _run_op(order, rows, accesses, copies, state, i, position, stream, last_micr
     return workspace > 0
 
 
-@compiled
-def _make_copy(order, rows, copies, state, i, position, stream, workspace):
+@compiled_inner
+def _make_copy(order, rows, copies, i, position, stream):
     """Transfer, encode or decode `i`."""
-    resident, stored, _ = state
+    resident, stored = order.resident, order.stored
     key = rows.target_key[i]
     store = copies.store[key]
     _read(order, copies.store[rows.key[i]], position, stream)
     _write(order, store, position, stream)
-    allocates = workspace > 0
+    allocates = rows.workspace_bytes[i] > 0
     if not resident[key]:
         resident[key] = True
         allocates = allocates or stored[store] == 0
@@ -222,17 +255,17 @@ def _make_copy(order, rows, copies, state, i, position, stream, workspace):
         _allocate(order, rows.target_memory[i], position, stream)
 
 
-@compiled
-def _release(order, rows, copies, state, i, position, auxiliary):
-    resident, stored, _ = state
+@compiled_inner
+def _release(order, rows, copies, i, position, stream, auxiliary):
+    resident, stored = order.resident, order.stored
     key, memory = rows.key[i], rows.memory[i]
     store = copies.store[key]
     if order.writer[store] >= 0:
-        _after(order, order.writer[store], position, -1)
+        _after(order, order.writer[store], position, stream)
         _free(order, memory, order.writer[store], auxiliary)
     entry = order.readers[store]
     while entry >= 0:
-        _after(order, order.entry_node[entry], position, -1)
+        _after(order, order.entry_node[entry], position, stream)
         _free(order, memory, order.entry_node[entry], auxiliary)
         entry = order.entry_next[entry]
     if resident[key]:
@@ -243,10 +276,10 @@ def _release(order, rows, copies, state, i, position, auxiliary):
         order.readers[store] = -1
 
 
-@compiled
-def _start_step(order, copies, state, step):
+@compiled_inner
+def _start_step(order, copies, step):
     """Instances of a micro-batch or step are new in every step; persistent copies and what they wait for carry over."""
-    resident, stored, ran = state
+    resident, stored, ran = order.resident, order.stored, order.ran
     ran[:] = False
     stored[:] = 0
     for key in range(resident.size):
@@ -259,79 +292,48 @@ def _start_step(order, copies, state, step):
 
 
 @compiled
-def order_list(rows, accesses, copies, micro_batches, step_count, streams, memories, memory, engine_ptr, engine, capacity):
-    """Dependencies of one list, issued `step_count` times. `memory`: the device's own. `capacity`: room for edges.
-
-    Returns (sources, targets, auxiliary nodes, edges needed): node p < len(list) x step_count is an instruction, later
-    ones are auxiliary instants. If more edges are needed than `capacity`, call again with more room.
-    """
+def _order_list(rows, accesses, copies, order, steps, last_micro_batch, memory, engine_ptr, engine):
     length = rows.kind.size
-    total = length * step_count
-    keys = copies.store.size
-    order = Order(
-        np.full(total, -1, np.int32),
-        np.full(streams, -1, np.int32),
-        np.full((streams, streams), -1, np.int32),
-        np.full((memories, streams), -1, np.int32),
-        np.full(memories, -1, np.int32),
-        np.full(keys, -1, np.int32),
-        np.full(keys, -1, np.int32),
-        np.empty(capacity, np.int32),
-        np.empty(capacity, np.int32),
-        np.empty(capacity, np.int32),
-        np.empty(capacity, np.int32),
-        np.zeros(3, np.int64),
-    )
-    state = (np.zeros(keys, np.bool_), np.zeros(keys, np.int32), np.zeros((accesses.step_op.size, micro_batches), np.bool_))
-    holds_workspace = np.zeros(length, np.bool_)
-    for step in range(step_count):
-        _start_step(order, copies, state, step)
+    total = length * steps
+    for step in range(steps):
+        _start_step(order, copies, step)
         for i in range(length):
             position = step * length + i
-            kind = rows.kind[i]
+            kind, stream = rows.kind[i], rows.stream[i]
             if kind == COMPUTE or kind == COLLECTIVE:
-                stream = 0 if kind == COMPUTE else 1
-                order.stream_of[position] = stream
                 _on_stream(order, stream, position, stream)
-                holds_workspace[i] = _run_op(
-                    order, rows, accesses, copies, state, i, position, stream, micro_batches - 1, memory
+                order.holds_workspace[i] = _run_op(
+                    order, rows, accesses, copies, i, position, stream, last_micro_batch, memory
                 )
-                if holds_workspace[i] and not rows.retired[i]:
+                if order.holds_workspace[i] and not rows.retired[i]:
                     _free(order, memory, position, total)
             elif kind == OFFLOAD or kind == PREFETCH:
-                begin, end = engine_ptr[rows.route[i]], engine_ptr[rows.route[i] + 1]
-                stream = 2 + engine[begin] if end > begin else -1
-                order.stream_of[position] = stream
-                for e in range(begin, end):
+                for e in range(engine_ptr[rows.route[i]], engine_ptr[rows.route[i] + 1]):
                     _on_stream(order, 2 + engine[e], position, stream)
-                _make_copy(order, rows, copies, state, i, position, stream, 0)
+                _make_copy(order, rows, copies, i, position, stream)
             elif kind == ENCODE or kind == DECODE:
-                order.stream_of[position] = 0
-                _on_stream(order, 0, position, 0)
-                holds_workspace[i] = rows.workspace_bytes[i] > 0
-                _make_copy(order, rows, copies, state, i, position, 0, rows.workspace_bytes[i])
-                if holds_workspace[i] and not rows.retired[i]:
+                _on_stream(order, stream, position, stream)
+                _make_copy(order, rows, copies, i, position, stream)
+                order.holds_workspace[i] = rows.workspace_bytes[i] > 0
+                if order.holds_workspace[i] and not rows.retired[i]:
                     _free(order, rows.target_memory[i], position, total)
             elif kind == RELEASE:
-                _release(order, rows, copies, state, i, position, total)
+                _release(order, rows, copies, i, position, stream, total)
             elif kind == WAIT:
-                stream = rows.stream[i]
-                order.stream_of[position] = stream
                 _on_stream(order, stream, position, stream)
             elif kind == LEND:
-                _allocate(order, memory, position, -1)
+                _allocate(order, memory, position, stream)
             elif kind == RECLAIM:
                 lend = rows.after[i]
                 if lend >= 0:
-                    _after(order, step * length + lend, position, -1)
+                    _after(order, step * length + lend, position, stream)
                 for other in range(max(lend, 0), i):
                     if rows.kind[other] == WAIT:
-                        _after(order, step * length + other, position, -1)
+                        _after(order, step * length + other, position, stream)
                         _free(order, memory, step * length + other, total)
             else:
                 after = step * length + rows.after[i]
-                _after(order, after, position, -1)
-                if kind == RETIRE and holds_workspace[rows.after[i]]:
+                _after(order, after, position, stream)
+                if kind == RETIRE and order.holds_workspace[rows.after[i]]:
                     coded = rows.kind[rows.after[i]] == ENCODE or rows.kind[rows.after[i]] == DECODE
                     _free(order, rows.target_memory[rows.after[i]] if coded else memory, after, total)
-    return order.source, order.target, order.counts[2], order.counts[0]

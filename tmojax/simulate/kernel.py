@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tmojax.simulate.jit import compiled
+from tmojax.simulate.jit import compiled, compiled_inner
 
 INSTANT = 0  # takes no time: release, retire, signal, wait, lend, reclaim, entering a collective
 WORK = 1  # occupies its device: compute, encode, decode
@@ -74,7 +74,7 @@ def fair_rates(count, flows, flow_class, link_ptr, link, coefficient, bandwidth,
             share[i] = np.inf
 
 
-@compiled
+@compiled_inner
 def _before(time_a, a, time_b, b, device, position):
     """Whether node a, due at time_a, is served before node b: earlier, then lower device, then earlier in the list."""
     if time_a != time_b:
@@ -84,19 +84,20 @@ def _before(time_a, a, time_b, b, device, position):
     return position[a] < position[b]
 
 
-@compiled
-def _may_start(node, graph, rules, order_started):
+@compiled_inner
+def _may_start(flow, node, link_ptr, link, policy, order_ptr, order, order_started):
     """Whether every `order` link of the transfer has come to it: the one before it in the sequence has its engines."""
-    kind = graph.flow_class[node]
-    for e in range(graph.link_ptr[kind], graph.link_ptr[kind + 1]):
-        where = graph.link[e]
-        if rules.policy[where] == ORDER and rules.order[rules.order_ptr[where] + order_started[where]] != node:
+    for e in range(link_ptr[flow], link_ptr[flow + 1]):
+        where = link[e]
+        if policy[where] == ORDER and order[order_ptr[where] + order_started[where]] != node:
             return False
     return True
 
 
-@compiled
-def _next_to_start(queue, queued, graph, rules, order_started, busy, claimed):
+@compiled_inner
+def _next_to_start(
+    queue, queued, flow_class, engine_ptr, engine, busy, claimed, link_ptr, link, policy, order_ptr, order, order_started
+):  # fmt: skip
     """Place in `queue` of the first transfer that can take its engines, or -1.
 
     Engines are first come, first served: a transfer that waits for one engine keeps its place at the others.
@@ -104,68 +105,69 @@ def _next_to_start(queue, queued, graph, rules, order_started, busy, claimed):
     claimed[:] = False
     for place in range(queued):
         node = queue[place]
-        if not _may_start(node, graph, rules, order_started):
+        kind = flow_class[node]
+        if not _may_start(kind, node, link_ptr, link, policy, order_ptr, order, order_started):
             continue
-        kind = graph.flow_class[node]
         free = True
-        for e in range(graph.engine_ptr[kind], graph.engine_ptr[kind + 1]):
-            if busy[graph.engine[e]] or claimed[graph.engine[e]]:
+        for e in range(engine_ptr[kind], engine_ptr[kind + 1]):
+            if busy[engine[e]] or claimed[engine[e]]:
                 free = False
         if free:
             return place
-        for e in range(graph.engine_ptr[kind], graph.engine_ptr[kind + 1]):
-            claimed[graph.engine[e]] = True
+        for e in range(engine_ptr[kind], engine_ptr[kind + 1]):
+            claimed[engine[e]] = True
     return -1
 
 
-@compiled
-def _next_to_admit(asking, asked, asked_s, graph, rules, used, order_admitted):
+@compiled_inner
+def _next_to_admit(
+    asking, asked, asked_s, flow_class, device_of, position, link_ptr, link, policy, slots, used, ranks, order_ptr, order,
+    order_admitted,
+):  # fmt: skip
     """Place in `asking` of the transfer to admit now (semantics 8.3), or -1."""
     best = -1
     best_rank = 0
     for place in range(asked):
         node = asking[place]
-        kind = graph.flow_class[node]
+        kind = flow_class[node]
         eligible = True
-        for e in range(graph.link_ptr[kind], graph.link_ptr[kind + 1]):
-            where = graph.link[e]
-            policy = rules.policy[where]
-            if policy == FAIR:
+        for e in range(link_ptr[kind], link_ptr[kind + 1]):
+            where = link[e]
+            if policy[where] == FAIR:
                 continue
-            if used[where] >= rules.slots[where]:
+            if used[where] >= slots[where]:
                 eligible = False
-            elif policy == ORDER and rules.order[rules.order_ptr[where] + order_admitted[where]] != node:
+            elif policy[where] == ORDER and order[order_ptr[where] + order_admitted[where]] != node:
                 eligible = False
         if not eligible:
             continue
-        rank = rules.rank[kind, graph.device[node]]
+        rank = ranks[kind, device_of[node]]
         if best >= 0 and rank > best_rank:
             continue
         other = asking[best]
         if best < 0 or rank < best_rank or _before(
-            asked_s[node], node, asked_s[other], other, graph.device, graph.position
+            asked_s[node], node, asked_s[other], other, device_of, position
         ):  # fmt: skip
             best, best_rank = place, rank
     return best
 
 
-@compiled
-def _slowdown(node, graph, factors, computing):
+@compiled_inner
+def _slowdown(node, node_kind, flow, device_of, member_ptr, member, factors, computing):
     """Factor by which a flow progresses slower than its links allow, because devices compute meanwhile."""
-    if graph.kind[node] == TRANSFER:
-        return factors[4] if computing[graph.device[node]] >= 0 else 1.0
-    kind = graph.flow_class[node]
-    for e in range(graph.member_ptr[kind], graph.member_ptr[kind + 1]):
-        if computing[graph.member[e]] >= 0:
+    if node_kind[node] == TRANSFER:
+        return factors[4] if computing[device_of[node]] >= 0 else 1.0
+    for e in range(member_ptr[flow], member_ptr[flow + 1]):
+        if computing[member[e]] >= 0:
             return factors[3]
     return 1.0
 
 
-@compiled
-def _finish(node, graph, waiting, stack, height):
+@compiled_inner
+def _finish(node, succ_ptr, succ, waiting, stack, height):
     """Put the successors for which `node` was the last predecessor on the stack; its new height."""
-    for e in range(graph.succ_ptr[node], graph.succ_ptr[node + 1]):
-        other = graph.succ[e]
+    for e in range(succ_ptr[node], succ_ptr[node + 1]):
+        other = succ[e]
         waiting[other] -= 1
         if waiting[other] == 0:
             stack[height] = other
@@ -173,88 +175,83 @@ def _finish(node, graph, waiting, stack, height):
     return height
 
 
-@compiled
-def _enter_links(kind, graph, now, on_link, busy_since):
-    for e in range(graph.link_ptr[kind], graph.link_ptr[kind + 1]):
-        where = graph.link[e]
+@compiled_inner
+def _enter_links(flow, link_ptr, link, now, on_link, busy_since):
+    for e in range(link_ptr[flow], link_ptr[flow + 1]):
+        where = link[e]
         if on_link[where] == 0:
             busy_since[where] = now
         on_link[where] += 1
 
 
 @compiled
-def run_events(graph, rules, work_s, record):
+def run_events(graph, rules, work_s, state, segments):
     """Run the graph. `work_s`: duration of WORK and TIMER nodes, set-up and latency of the others.
 
-    Returns (start_s, flow_start_s, end_s, busy_s per link, events, segments): NaN where nothing happened (deadlock, or
-    no such phase); segments, if `record`, are rows (time, link, bytes/s from then on).
+    Times go to `state`: NaN where nothing happened (deadlock, or no such phase). If `segments` has rows, they are filled
+    with (time, link, bytes/s from then on), as many as there is room for. Returns (events, segments that there are).
     """
-    count = graph.kind.size
-    links = rules.bandwidth.size
-    devices = graph.device_memory.size
-    factors = rules.interference
+    node_kind, device_of, position, flow_class, flow_bytes = (
+        graph.kind, graph.device, graph.position, graph.flow_class, graph.flow_bytes
+    )  # fmt: skip
+    succ_ptr, succ = graph.succ_ptr, graph.succ
+    link_ptr, link, coefficient = graph.link_ptr, graph.link, graph.coefficient
+    engine_ptr, engine, source, destination = graph.engine_ptr, graph.engine, graph.source, graph.destination
+    member_ptr, member, device_memory = graph.member_ptr, graph.member, graph.device_memory
+    bandwidth, policy, slots, ranks = rules.bandwidth, rules.policy, rules.slots, rules.rank
+    order_ptr, order, factors = rules.order_ptr, rules.order, rules.interference
+    count = node_kind.size
+    links = bandwidth.size
+    devices = device_memory.size
     interferes = False
     for i in range(factors.size):
         if factors[i] != 1.0:
             interferes = True
 
-    start_s = np.full(count, np.nan)
-    flow_start_s = np.full(count, np.nan)
-    end_s = np.full(count, np.nan)
-    waiting = graph.waiting.copy()
-    stack = np.empty(count, np.int32)  # ready nodes not yet looked at
+    start_s, flow_start_s, end_s, waiting, stack = (
+        state.start_s, state.flow_start_s, state.end_s, state.waiting, state.stack
+    )  # fmt: skip
     height = 0
     for node in range(count):
+        waiting[node] = graph.waiting[node]
+        start_s[node] = flow_start_s[node] = end_s[node] = np.nan
         if waiting[node] == 0:
             stack[height] = node
             height += 1
 
-    computing = np.full(devices, -1, np.int32)
-    compute_end = np.full(devices, np.inf)
-    compute_left = np.zeros(devices)  # work left at `compute_since`, in seconds without interference
-    compute_since = np.zeros(devices)
-    compute_factor = np.ones(devices)
+    # What each device computes; work left, in seconds without interference, at the time `compute_since`.
+    computing, compute_end, compute_left, compute_since, compute_factor = (
+        state.computing, state.compute_end, state.compute_left, state.compute_since, state.compute_factor
+    )  # fmt: skip
+    collectives = state.collectives
+    for device in range(devices):
+        computing[device] = -1
+        compute_end[device] = np.inf
+        collectives[device] = 0
 
-    fixed = np.empty(count, np.int32)  # set-ups, launches and hand-overs under way
-    fixed_end = np.empty(count)
-    fixed_count = 0
-
-    queue = np.empty(count, np.int32)  # transfers that wait for engines, in the order of service
-    queue_s = np.empty(count)
-    queued = 0
-    engine_busy = np.zeros(graph.engines, np.bool_)
-    claimed = np.zeros(graph.engines, np.bool_)
-
-    asking = np.empty(count, np.int32)  # transfers that wait for links
-    asked_s = np.empty(count)
-    asked = 0
-    used = np.zeros(links, np.int32)  # slots
-    order_started = np.zeros(links, np.int32)
-    order_admitted = np.zeros(links, np.int32)
-
-    flows = np.empty(count, np.int32)
-    flow_left = np.empty(count)
-    flow_since = np.empty(count)
-    flow_rate = np.empty(count)
-    flow_end = np.empty(count)
-    flow_count = 0
-    share = np.empty(count)
+    # Set-ups, launches and hand-overs under way; transfers that wait for engines, in the order of service; transfers
+    # that wait for links; flows.
+    fixed, fixed_end, fixed_count = state.fixed, state.fixed_end, 0
+    queue, queue_s, queued = state.queue, state.queue_s, 0
+    asking, asked_s, asked = state.asking, state.asked_s, 0
+    flows, flow_left, flow_since, flow_rate, flow_end, share, flow_count = (
+        state.flows, state.flow_left, state.flow_since, state.flow_rate, state.flow_end, state.share, 0
+    )  # fmt: skip
     changed = False
-    left = np.empty(links)
-    weight = np.empty(links)
-    users = np.zeros(links, np.int32)
-    on_link = np.zeros(links, np.int32)
-    busy_since = np.zeros(links)
-    busy_s = np.zeros(links)
 
-    entering = np.zeros(graph.memories, np.int32)  # copies into and out of each memory that set up or move bytes
-    leaving = np.zeros(graph.memories, np.int32)
-    collectives = np.zeros(devices, np.int32)
-
-    segments = np.empty((64 if record else 1, 3))
+    engine_busy, claimed = state.engine_busy, state.claimed
+    engine_busy[:] = False
+    # Copies into and out of each memory that set up or move bytes.
+    entering, leaving = state.entering, state.leaving
+    entering[:] = 0
+    leaving[:] = 0
+    used, order_started, order_admitted, on_link = state.used, state.order_started, state.order_admitted, state.on_link
+    busy_since, busy_s, shown, rate = state.busy_since, state.busy_s, state.shown, state.rate
+    for where in range(links):
+        used[where] = order_started[where] = order_admitted[where] = on_link[where] = 0
+        busy_s[where] = shown[where] = 0.0
+    record = segments.shape[0] > 0
     segment_count = 0
-    shown = np.zeros(links)
-    rate = np.zeros(links)
 
     now = 0.0
     limit = 0.0
@@ -267,13 +264,13 @@ def run_events(graph, rules, work_s, record):
             while height > 0:
                 height -= 1
                 node = stack[height]
-                kind = graph.kind[node]
+                kind = node_kind[node]
                 if kind == INSTANT:
                     start_s[node] = now
                     end_s[node] = now
-                    height = _finish(node, graph, waiting, stack, height)
+                    height = _finish(node, succ_ptr, succ, waiting, stack, height)
                 elif kind == WORK:
-                    device = graph.device[node]
+                    device = device_of[node]
                     start_s[node] = now
                     computing[device] = node
                     compute_left[device] = work_s[node]
@@ -283,7 +280,7 @@ def run_events(graph, rules, work_s, record):
                 elif kind == TRANSFER:
                     place = queued
                     while place > 0 and _before(
-                        now, node, queue_s[place - 1], queue[place - 1], graph.device, graph.position
+                        now, node, queue_s[place - 1], queue[place - 1], device_of, position
                     ):
                         queue[place] = queue[place - 1]
                         queue_s[place] = queue_s[place - 1]
@@ -304,7 +301,7 @@ def run_events(graph, rules, work_s, record):
                     end_s[node] = now
                     events += 1
                     moved = True
-                    height = _finish(node, graph, waiting, stack, height)
+                    height = _finish(node, succ_ptr, succ, waiting, stack, height)
             place = 0
             while place < fixed_count:
                 if fixed_end[place] > limit:
@@ -316,44 +313,49 @@ def run_events(graph, rules, work_s, record):
                 fixed_end[place] = fixed_end[fixed_count]
                 events += 1
                 moved = True
-                kind = graph.flow_class[node]
-                if graph.kind[node] == TIMER:
+                kind = flow_class[node]
+                if node_kind[node] == TIMER:
                     end_s[node] = now
-                    height = _finish(node, graph, waiting, stack, height)
-                elif graph.kind[node] == TRANSFER:
+                    height = _finish(node, succ_ptr, succ, waiting, stack, height)
+                elif node_kind[node] == TRANSFER:
                     asking[asked] = node
                     asked_s[node] = now
                     asked += 1
-                    leaving[graph.source[kind]] -= 1
-                    entering[graph.destination[kind]] -= 1
+                    leaving[source[kind]] -= 1
+                    entering[destination[kind]] -= 1
                 else:
                     flows[flow_count] = node
-                    flow_left[flow_count] = graph.flow_bytes[node]
+                    flow_left[flow_count] = flow_bytes[node]
                     flow_rate[flow_count] = 0.0
                     flow_since[flow_count] = now
                     flow_end[flow_count] = np.inf
                     flow_count += 1
                     flow_start_s[node] = now
                     changed = True
-                    _enter_links(kind, graph, now, on_link, busy_since)
-                    for e in range(graph.member_ptr[kind], graph.member_ptr[kind + 1]):
-                        collectives[graph.member[e]] += 1
+                    _enter_links(kind, link_ptr, link, now, on_link, busy_since)
+                    for e in range(member_ptr[kind], member_ptr[kind + 1]):
+                        collectives[member[e]] += 1
 
         # Engines.
-        place = _next_to_start(queue, queued, graph, rules, order_started, engine_busy, claimed) if queued else -1
+        place = -1
+        if queued > 0:
+            place = _next_to_start(
+                queue, queued, flow_class, engine_ptr, engine, engine_busy, claimed, link_ptr, link, policy, order_ptr,
+                order, order_started,
+            )  # fmt: skip
         if place >= 0:
             node = queue[place]
             queued -= 1
             for i in range(place, queued):
                 queue[i] = queue[i + 1]
                 queue_s[i] = queue_s[i + 1]
-            kind = graph.flow_class[node]
-            for e in range(graph.engine_ptr[kind], graph.engine_ptr[kind + 1]):
-                engine_busy[graph.engine[e]] = True
-            for e in range(graph.link_ptr[kind], graph.link_ptr[kind + 1]):
-                order_started[graph.link[e]] += rules.policy[graph.link[e]] == ORDER
-            leaving[graph.source[kind]] += 1
-            entering[graph.destination[kind]] += 1
+            kind = flow_class[node]
+            for e in range(engine_ptr[kind], engine_ptr[kind + 1]):
+                engine_busy[engine[e]] = True
+            for e in range(link_ptr[kind], link_ptr[kind + 1]):
+                order_started[link[e]] += policy[link[e]] == ORDER
+            leaving[source[kind]] += 1
+            entering[destination[kind]] += 1
             start_s[node] = now
             fixed[fixed_count] = node
             fixed_end[fixed_count] = now + work_s[node]
@@ -362,22 +364,25 @@ def run_events(graph, rules, work_s, record):
 
         # Links.
         while asked > 0:
-            place = _next_to_admit(asking, asked, asked_s, graph, rules, used, order_admitted)
+            place = _next_to_admit(
+                asking, asked, asked_s, flow_class, device_of, position, link_ptr, link, policy, slots, used, ranks,
+                order_ptr, order, order_admitted,
+            )  # fmt: skip
             if place < 0:
                 break
             node = asking[place]
             asked -= 1
             asking[place] = asking[asked]
-            kind = graph.flow_class[node]
-            for e in range(graph.link_ptr[kind], graph.link_ptr[kind + 1]):
-                where = graph.link[e]
+            kind = flow_class[node]
+            for e in range(link_ptr[kind], link_ptr[kind + 1]):
+                where = link[e]
                 used[where] += 1
-                order_admitted[where] += rules.policy[where] == ORDER
-            _enter_links(kind, graph, now, on_link, busy_since)
-            leaving[graph.source[kind]] += 1
-            entering[graph.destination[kind]] += 1
+                order_admitted[where] += policy[where] == ORDER
+            _enter_links(kind, link_ptr, link, now, on_link, busy_since)
+            leaving[source[kind]] += 1
+            entering[destination[kind]] += 1
             flows[flow_count] = node
-            flow_left[flow_count] = graph.flow_bytes[node]
+            flow_left[flow_count] = flow_bytes[node]
             flow_rate[flow_count] = 0.0
             flow_since[flow_count] = now
             flow_end[flow_count] = np.inf
@@ -388,14 +393,16 @@ def run_events(graph, rules, work_s, record):
         # Speeds.
         if changed:
             fair_rates(
-                flow_count, flows, graph.flow_class, graph.link_ptr, graph.link, graph.coefficient, rules.bandwidth,
-                share, left, weight, users,
+                flow_count, flows, flow_class, link_ptr, link, coefficient, bandwidth, share, state.left, state.weight,
+                state.users,
             )  # fmt: skip
         if changed or interferes:
             for i in range(flow_count):
                 speed = share[i]
                 if interferes:
-                    speed /= _slowdown(flows[i], graph, factors, computing)
+                    speed /= _slowdown(
+                        flows[i], node_kind, flow_class[flows[i]], device_of, member_ptr, member, factors, computing
+                    )
                 if speed != flow_rate[i]:
                     if flow_rate[i] > 0.0:
                         flow_left[i] = max(flow_left[i] - flow_rate[i] * (now - flow_since[i]), 0.0)
@@ -406,7 +413,7 @@ def run_events(graph, rules, work_s, record):
             for device in range(devices):
                 if computing[device] < 0:
                     continue
-                memory = graph.device_memory[device]
+                memory = device_memory[device]
                 factor = factors[0] if entering[memory] > 0 else 1.0
                 if leaving[memory] > 0:
                     factor *= factors[1]
@@ -421,18 +428,15 @@ def run_events(graph, rules, work_s, record):
         if record and changed:
             rate[:] = 0.0
             for i in range(flow_count):
-                kind = graph.flow_class[flows[i]]
-                for e in range(graph.link_ptr[kind], graph.link_ptr[kind + 1]):
-                    rate[graph.link[e]] += share[i] * graph.coefficient[e]
+                kind = flow_class[flows[i]]
+                for e in range(link_ptr[kind], link_ptr[kind + 1]):
+                    rate[link[e]] += share[i] * coefficient[e]
             for where in range(links):
                 if rate[where] != shown[where]:
-                    if segment_count == segments.shape[0]:
-                        longer = np.empty((2 * segment_count, 3))
-                        longer[:segment_count] = segments
-                        segments = longer
-                    segments[segment_count, 0] = now
-                    segments[segment_count, 1] = where
-                    segments[segment_count, 2] = rate[where]
+                    if segment_count < segments.shape[0]:
+                        segments[segment_count, 0] = now
+                        segments[segment_count, 1] = where
+                        segments[segment_count, 2] = rate[where]
                     segment_count += 1
                     shown[where] = rate[where]
         changed = False
@@ -466,22 +470,22 @@ def run_events(graph, rules, work_s, record):
             changed = True
             events += 1
             end_s[node] = now
-            kind = graph.flow_class[node]
-            transfer = graph.kind[node] == TRANSFER
-            for e in range(graph.link_ptr[kind], graph.link_ptr[kind + 1]):
-                where = graph.link[e]
+            kind = flow_class[node]
+            transfer = node_kind[node] == TRANSFER
+            for e in range(link_ptr[kind], link_ptr[kind + 1]):
+                where = link[e]
                 used[where] -= transfer
                 on_link[where] -= 1
                 if on_link[where] == 0:
                     busy_s[where] += now - busy_since[where]
             if transfer:
-                leaving[graph.source[kind]] -= 1
-                entering[graph.destination[kind]] -= 1
-                for e in range(graph.engine_ptr[kind], graph.engine_ptr[kind + 1]):
-                    engine_busy[graph.engine[e]] = False
+                leaving[source[kind]] -= 1
+                entering[destination[kind]] -= 1
+                for e in range(engine_ptr[kind], engine_ptr[kind + 1]):
+                    engine_busy[engine[e]] = False
             else:
-                for e in range(graph.member_ptr[kind], graph.member_ptr[kind + 1]):
-                    collectives[graph.member[e]] -= 1
-            height = _finish(node, graph, waiting, stack, height)
+                for e in range(member_ptr[kind], member_ptr[kind + 1]):
+                    collectives[member[e]] -= 1
+            height = _finish(node, succ_ptr, succ, waiting, stack, height)
         flow_count = kept
-    return start_s, flow_start_s, end_s, busy_s, events, segments[:segment_count]
+    return events, segment_count

@@ -13,7 +13,7 @@ from tmojax.simulate.arrays import Graph
 from tmojax.simulate.columns import Columns, columns_of
 from tmojax.simulate.hazards import order_list
 from tmojax.simulate.jit import compiled
-from tmojax.simulate.kernel import COLLECTIVE, INSTANT, TIMER, WORK
+from tmojax.simulate.kernel import COLLECTIVE, INSTANT, TIMER
 from tmojax.simulate.tables import ProblemTable, table_of
 
 
@@ -154,26 +154,19 @@ def lower(problem: Problem, schedule: Schedule, steps: int = 1) -> Lowered:
     )  # fmt: skip
     instruction_kind = np.concatenate([np.tile(columns.rows.kind, steps) for columns in lists])
     stream = np.concatenate([np.tile(columns.rows.stream, steps) for columns in lists])
-    on_compute = (graph.kind[: first[-1]] == WORK) | ((instruction_kind == Kind.WAIT) & (stream == COMPUTE_STREAM))
     return Lowered(
-        graph, work_s, size, effect, first, length, steps, instruction_kind, on_compute, member.size > 0
+        graph, work_s, size, effect, first, length, steps, instruction_kind, stream == COMPUTE_STREAM, member.size > 0
     )
 
 
 def _ordered(problem: Problem, table: ProblemTable, columns: Columns, device: int, steps: int):
     """Edges inside one list: (sources, targets, number of auxiliary nodes), in positions of the list."""
     machine = table.machine
-    streams = FIRST_ENGINE_STREAM + len(problem.machine.engines)
-    capacity = steps * (2 * columns.access_count + 8 * columns.node_kind.size) + 1024
-    while True:
-        source, target, added, needed = order_list(
-            columns.rows, columns.accesses, columns.copies, table.micro_batches, steps, streams,
-            len(problem.machine.memories), int(machine.device_memory[device]), machine.engine_ptr, machine.engine,
-            capacity,
-        )  # fmt: skip
-        if needed <= capacity:
-            return source[:needed], target[:needed], added
-        capacity = int(needed)
+    return order_list(
+        columns.rows, columns.accesses, columns.copies, table.micro_batches, steps,
+        FIRST_ENGINE_STREAM + len(problem.machine.engines), len(problem.machine.memories),
+        int(machine.device_memory[device]), machine.engine_ptr, machine.engine, columns.access_count,
+    )  # fmt: skip
 
 
 def _join_collectives(problem, table, lists, first, length, steps, extra: _Nodes, effect) -> None:

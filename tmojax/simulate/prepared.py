@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from tmojax.errors import InputError
 from tmojax.problem import LinkPolicy, Problem, Schedule
-from tmojax.simulate.arrays import Rules
+from tmojax.simulate.arrays import Rules, new_state
 from tmojax.simulate.kernel import WORK, run_events
 from tmojax.simulate.lower import Lowered, lower
 from tmojax.simulate.policies import rules_of
@@ -126,8 +126,15 @@ class Prepared:
         return work_s
 
     def _simulate(self, lowered: Lowered, rules: Rules, work_s: NDArray[np.float64], record: bool) -> Simulation:
-        start_s, flow_start_s, end_s, busy_s, count, segments = run_events(lowered.graph, rules, work_s, record)
-        events = Events(start_s, flow_start_s, end_s, busy_s, int(count), segments if record else None)
+        state = new_state(lowered.graph, rules.bandwidth.size)
+        segments = np.empty((4096 if record else 0, 3))
+        count, needed = run_events(lowered.graph, rules, work_s, state, segments)
+        if record and needed > len(segments):
+            segments = np.empty((needed, 3))
+            run_events(lowered.graph, rules, work_s, state, segments)
+        events = Events(
+            state.start_s, state.flow_start_s, state.end_s, state.busy_s, int(count), segments[:needed] if record else None
+        )
         return Simulation(lowered, self._machine, events)
 
 

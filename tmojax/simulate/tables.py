@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from tmojax.problem import Lifetime, Problem
+from tmojax.problem import FIRST_ENGINE_STREAM, Lifetime, Problem
 
 
 class ProgramTable:
@@ -49,10 +49,10 @@ class ProgramTable:
         touched = [group for op in program.ops for group in (op.reads, op.updates, op.writes)]
         lengths = np.array([len(group) for group in touched], np.int64).reshape(-1, 3)
         self.access_count = lengths.sum(axis=1)
-        self.access_ptr = np.zeros((len(program.ops), 4), np.int32)
+        self.access_ptr = np.zeros((len(program.ops), 4), np.int64)
         self.access_ptr[:, 1:] = np.cumsum(lengths, axis=1)
-        self.access_ptr += (np.cumsum(self.access_count) - self.access_count)[:, None].astype(np.int32)
-        self.access_tensor = np.array([tensor for group in touched for tensor in group], np.int32)
+        self.access_ptr += (np.cumsum(self.access_count) - self.access_count)[:, None]
+        self.access_tensor = np.array([tensor for group in touched for tensor in group], np.int64)
         self._copies: dict[int, tuple[NDArray[np.int64], NDArray[np.bool_]]] = {}
 
     def copies(self, columns: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
@@ -90,11 +90,14 @@ class MachineTable:
         self.setup_s = np.array(setup, np.float64) + np.array(latency, np.float64)
         self.collective_bytes = np.array([c.size_bytes for c in workload.collectives], np.int64)
         self.link_ptr = _pointers([len(entries) for entries in links])
-        self.link = np.array([link for entries in links for link, _ in entries], np.int32)
+        self.link = np.array([link for entries in links for link, _ in entries], np.int64)
         self.coefficient = np.array([share for entries in links for _, share in entries], np.float64)
         engines = [list(route.engines) for route in machine.routes] + [[] for _ in workload.collectives]
         self.engine_ptr = _pointers([len(entries) for entries in engines])
-        self.engine = np.array([engine for entries in engines for engine in entries], np.int32)
+        self.engine = np.array([engine for entries in engines for engine in entries], np.int64)
+        self.first_stream = np.array(
+            [FIRST_ENGINE_STREAM + route.engines[0] if route.engines else -1 for route in machine.routes], np.int64
+        )
         none = [-1] * len(workload.collectives)
         self.source = np.array([route.source for route in machine.routes] + none, np.int32)
         self.destination = np.array([route.destination for route in machine.routes] + none, np.int32)
@@ -122,8 +125,8 @@ class MachineTable:
         return [owner[(self.link == link) & (owner < self.routes)] for link in range(self.bandwidth.size)]
 
 
-def _pointers(lengths: list[int]) -> NDArray[np.int32]:
-    return np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+def _pointers(lengths: list[int]) -> NDArray[np.int64]:
+    return np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
 
 
 class ProblemTable:
