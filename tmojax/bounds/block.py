@@ -1,0 +1,228 @@
+"""The columns and rows of one micro-batch of one class of devices. Bytes in GB, time in ms (docs/bounds.md, section 3).
+
+Everything is read at *moments*: the starts of selected slots. At slots that are not selected nothing is demanded,
+which only lowers the bound.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tmojax.bounds.device_classes import DeviceClass
+from tmojax.bounds.gaps import Gaps, Host
+from tmojax.bounds.highs import INFINITY, LinearModel
+
+GB = 1e9
+MS = 1e-3
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """slots [J]: increasing. tight [J]: memory is demanded there; exact [J]: with the inputs of recomputations as well."""
+
+    slots: np.ndarray
+    tight: np.ndarray
+    exact: np.ndarray
+
+
+def choose_moments(gaps: Gaps, capacity_bytes: int, tight: int = 90, exact: int = 4, timing: int = 16) -> Moments:
+    """At most `tight` slots at which memory overflows (the worst of each stretch), `exact` of them, and `timing` others."""
+    slots = len(gaps.slot_op)
+    need = gaps.touched_bytes + gaps.idle_bytes() + int(gaps.resting_bytes.sum()) + gaps.fixed_resting_bytes
+    over = np.flatnonzero(need > capacity_bytes)
+    worst = {int(part[np.argmax(need[part])]) for part in np.array_split(over, min(tight, len(over)))} if len(over) else set()
+    fixed = {int(part[np.argmax(need[part])]) for part in np.array_split(over, min(exact, len(over)))} if len(over) else set()
+    if len(over):
+        fixed.add(int(over[np.argmax(need[over])]))
+    other = {int(s) for s in np.linspace(0, slots - 1, min(timing, slots))}
+    movable = gaps.may_move
+    for first, last in ((gaps.made, gaps.end), (gaps.start, gaps.end)):
+        inner = movable & (first >= 0) & (last < slots)
+        if inner.any():
+            other |= {min(int(first[inner].min()) + 1, slots - 1), int(last[inner].max())}
+    chosen = np.array(sorted(worst | fixed | other), np.int64)
+    return Moments(chosen, np.isin(chosen, list(worst | fixed)), np.isin(chosen, list(fixed)))
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Columns of one block: out, into [J + 1] cumulative GB that have crossed by each moment and by the end of the block; end_ms: its
+    length. moved [I]: column of the moved share of each gap (-1: none); tails count as moved without bytes here.
+    """
+
+    out: np.ndarray
+    into: np.ndarray
+    end_ms: int
+    moved: np.ndarray
+
+
+def add_block(
+    model: LinearModel, gaps: Gaps, device: DeviceClass, moments: Moments, resting: np.ndarray, longest_ms: float
+) -> Block:
+    """Add one micro-batch; `resting` [S]: columns of the share of every resting tensor that leaves at some time of the step.
+
+    `longest_ms`: more than the block can take when the objective is at its minimum.
+    """
+    at, count, slots = moments.slots, len(moments.slots), len(gaps.slot_op)
+    size = gaps.size_bytes / GB
+    first = np.searchsorted(at, gaps.start, side="right")  # moments first .. last - 1 lie inside the gap
+    last = np.where(gaps.end >= slots, count + 1, np.searchsorted(at, gaps.end, side="left"))
+    available = np.searchsorted(at, gaps.made, side="right")
+    checked = np.concatenate([[0], np.cumsum(moments.tight)])
+    exact_sum = np.concatenate([[0], np.cumsum(moments.exact)])
+    until = np.minimum(last, count)
+    matters = np.where(gaps.lives, checked[until] > checked[first], exact_sum[until] > exact_sum[first]) & (size > 0)
+    tail = gaps.end >= slots
+    moved = np.full(len(size), -1)
+    again = np.full(len(size), -1)
+    pick = matters & gaps.may_move
+    moved[pick] = model.add_columns(int(pick.sum()))
+    rerun = matters & (gaps.producer >= 0) & ~tail
+    again[rerun] = model.add_columns(int(rerun.sum()))
+
+    total = float(size[pick].sum())
+    out = model.add_columns(count + 1, 0.0, total)
+    into = model.add_columns(count + 1, 0.0, total)
+    free = model.add_columns(count + 1, 0.0, total)  # copies that need no crossing out in this block
+    could_out = model.add_columns(count + 1, 0.0, total)
+    must_in = model.add_columns(count + 1, 0.0, total)
+    away_moved = model.add_columns(count, 0.0, total)
+    away_again = model.add_columns(count, 0.0, float(size[rerun].sum()))
+    pays = pick & (gaps.host == Host.COPY_OUT)
+
+    def running(columns: np.ndarray, index: np.ndarray, where: np.ndarray, choice: np.ndarray, sign: float = 1.0,
+                ending: np.ndarray | None = None) -> None:
+        """columns[j] = sum of size * choice over gaps with index <= j (and, with `ending`, j < ending)."""
+        rows = np.flatnonzero(where)
+        for j in range(len(columns)):
+            plus = rows[index[rows] == j]
+            terms = [(columns[j], -1.0), (choice[plus], sign * size[plus])]
+            if j:
+                terms.append((columns[j - 1], 1.0))
+            if ending is not None:
+                minus = rows[(ending[rows] == j) & (index[rows] < j)]
+                terms.append((choice[minus], -size[minus]))
+            model.add_row(0.0, 0.0, *terms)
+
+    inside = last > first
+    running(could_out, available, pays, moved)
+    running(free, first, pick & ~pays, moved)
+    running(must_in, np.minimum(last, count), pick & ~tail, moved)
+    running(away_moved, first, pick & gaps.lives & inside, moved, ending=last)
+    running(away_again, first, rerun & gaps.lives & inside, again, ending=last)
+    for j in range(count + 1):
+        model.add_row(-INFINITY, 0.0, (out[j], 1.0), (could_out[j], -1.0))
+        model.add_row(0.0, INFINITY, (into[j], 1.0), (must_in[j], -1.0))
+        model.add_row(0.0, INFINITY, (out[j], 1.0), (free[j], 1.0), (into[j], -1.0))
+    for total_columns, by in ((out, could_out), (into, must_in)):
+        model.add_row(0.0, 0.0, (total_columns[count], 1.0), (by[count], -1.0))
+
+    overflow = (gaps.touched_bytes + gaps.idle_bytes() + int(gaps.resting_bytes.sum()) + gaps.fixed_resting_bytes
+                - device.capacity_bytes)[at] / GB  # fmt: skip
+    at_rest = (resting, gaps.resting_bytes / GB)
+    for j in np.flatnonzero(moments.tight & (overflow > 0)):
+        left = ((away_again[j], 1.0), at_rest)
+        model.add_row(overflow[j], INFINITY, (away_moved[j], 1.0), *left)
+        model.add_row(overflow[j], INFINITY, (out[j], 1.0), (free[j], 1.0), (into[j], -1.0), *left)
+        if moments.exact[j]:
+            _add_exact(model, gaps, int(at[j]), (first <= j) & (j < last), size, moved, again, overflow[j], at_rest,
+                       (out[j], free[j], into[j]))  # fmt: skip
+
+    extra = _recompute_time(model, gaps, first, np.minimum(last, count), again, count)
+    end_ms = _add_time(model, gaps, device, at, out, into, extra, longest_ms)
+    return Block(out, into, end_ms, moved)
+
+
+def _add_exact(model, gaps, slot, around, size, moved, again, overflow, at_rest, crossed) -> None:
+    """One moment with a share per tensor: what is recomputed later needs its inputs kept, moved or recomputed later too."""
+    out, free, into = crossed
+    living = np.flatnonzero(around & gaps.lives)
+    dead = {int(gaps.tensor[i]): int(i) for i in np.flatnonzero(around & ~gaps.lives) if gaps.last_use[gaps.tensor[i]] < slot}
+    off: dict[int, int] = {}
+    rec: dict[int, int] = {}
+    kept: dict[int, int] = {}
+    for i in (*living, *dead.values()):
+        i = int(i)
+        if moved[i] >= 0:
+            off[i] = int(model.add_columns(1)[0])
+            model.add_row(0.0, INFINITY, (moved[i], 1.0), (off[i], -1.0))
+        if again[i] >= 0:
+            rec[i] = int(model.add_columns(1)[0])
+            model.add_row(0.0, INFINITY, (again[i], 1.0), (rec[i], -1.0))
+        if i in off and i in rec:
+            model.add_row(-INFINITY, 1.0, (off[i], 1.0), (rec[i], 1.0))
+    for i in dead.values():
+        kept[i] = int(model.add_columns(1)[0])
+    for i in rec:
+        for source in gaps.inputs.get(int(gaps.producer[i]), ()):
+            if source in dead:
+                j = dead[source]
+                ways = [(column, 1.0) for column in (kept.get(j), off.get(j), rec.get(j)) if column is not None]
+                model.add_row(0.0, INFINITY, *ways, (rec[i], -1.0))
+    alive = {int(i) for i in living}
+    away = [(column, size[i]) for way in (off, rec) for i, column in way.items() if i in alive]
+    held = [(column, -size[i]) for i, column in kept.items()]
+    model.add_row(overflow, INFINITY, *away, *held, at_rest)
+    model.add_row(0.0, INFINITY, (out, 1.0), (free, 1.0), (into, -1.0), *((column, -size[i]) for i, column in off.items()))
+
+
+def _recompute_time(model, gaps, first, last, again, count) -> np.ndarray:
+    """Columns [count + 1]: ms of recomputation done by each moment; runs lie between the gap's first and last moment."""
+    slots = sorted({int(s) for s in gaps.producer[again >= 0]})
+    limit_ms = float(sum(gaps.slot_s[gaps.producer[i]] for i in np.flatnonzero(again >= 0))) / MS
+    done = model.add_columns(count + 1, 0.0, limit_ms)
+    least: list[list[tuple[int, float]]] = [[] for _ in range(count + 1)]
+    most: list[list[tuple[int, float]]] = [[] for _ in range(count + 1)]
+    for slot in slots:
+        members = np.flatnonzero((gaps.producer == slot) & (again >= 0))
+        cost_ms = float(gaps.slot_s[slot]) / MS
+        tensors = sorted(set(gaps.tensor[members].tolist()))
+        if len(tensors) == 1:
+            runs = [(int(again[i]), int(first[i]), int(last[i])) for i in members]
+        else:
+            # One run may serve all tensors that the op writes, but every gap of one tensor takes a run of its own.
+            column = int(model.add_columns(1, 0.0, float(max((gaps.tensor[members] == t).sum() for t in tensors)))[0])
+            for tensor in tensors:
+                model.add_row(0.0, INFINITY, (column, 1.0), (again[members[gaps.tensor[members] == tensor]], -1.0))
+            runs = [(column, int(first[members].min()), int(last[members].max()))]
+        for column, begin, end in runs:
+            most[begin].append((column, cost_ms))
+            least[end].append((column, cost_ms))
+    could = model.add_columns(count + 1, 0.0, limit_ms)
+    must = model.add_columns(count + 1, 0.0, limit_ms)
+    for columns, parts, sense in ((could, most, 1), (must, least, -1)):
+        for j in range(count + 1):
+            before = [(columns[j - 1], 1.0)] if j else []
+            model.add_row(0.0, 0.0, (columns[j], -1.0), *before, *parts[j])
+            if sense > 0:
+                model.add_row(-INFINITY, 0.0, (done[j], 1.0), (columns[j], -1.0))
+            else:
+                model.add_row(0.0, INFINITY, (done[j], 1.0), (columns[j], -1.0))
+    return done
+
+
+def _add_time(model, gaps, device, at, out, into, done, longest_ms) -> int:
+    """Start of each moment and the end of the block, in ms from the block's start; returns the column of the end."""
+    count = len(at)
+    starts = np.concatenate([[0.0], np.cumsum(gaps.slot_s)]) / MS
+    instant = np.concatenate([starts[at], starts[-1:]])
+    time = model.add_columns(count + 1, 0.0, longest_ms)
+    rates = ((device.out_bytes_per_s, (out,)), (device.in_bytes_per_s, (into,)), (device.joint_bytes_per_s, (out, into)))
+    for j in range(count + 1):
+        before = [(time[j - 1], -1.0), (done[j - 1], 1.0)] if j else []
+        model.add_row(float(instant[j] - (instant[j - 1] if j else 0.0)), INFINITY, (time[j], 1.0), (done[j], -1.0), *before)
+        for rate, flows in rates:
+            if rate == float("inf"):
+                continue
+            per_ms = rate * MS / GB
+            terms: list[tuple] = [(time[j], per_ms)]
+            if j:
+                terms.append((time[j - 1], -per_ms))
+            for flow in flows:
+                terms.append((flow[j], -1.0))
+                if j:
+                    terms.append((flow[j - 1], 1.0))
+            model.add_row(0.0, INFINITY, *terms)
+    return int(time[count])

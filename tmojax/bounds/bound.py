@@ -1,0 +1,161 @@
+"""Proven lower bounds of the step time (docs/bounds.md). `bound` is the entry."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from tmojax.bounds.critical_path import critical_path
+from tmojax.bounds.device_classes import gpus
+from tmojax.bounds.highs import SolverStatus, solver_version
+from tmojax.bounds.step_lp import StepLp
+from tmojax.problem import Action, MemoryKind, Problem
+
+
+WINDOW_ROUNDS = 6  # after which the windows that are still violated hardly raise the bound
+
+
+class BoundStatus(StrEnum):
+    """How the bound ended. The values are what people read."""
+
+    COMPLETE = "all parts solved"
+    TIME_LIMIT = "time limit: the best value proved until then"
+    COMPUTE_ONLY = "compute time only"
+    INFEASIBLE = "proved infeasible"
+
+
+@dataclass(frozen=True)
+class BoundPart:
+    """One bound of the step time. `binds`: which device, link or window of time makes it; `explanation`: a sentence."""
+
+    name: str
+    step_s: float
+    micro_batch_s: float
+    binds: str
+    explanation: str
+
+
+@dataclass(frozen=True)
+class BoundReport:
+    """No schedule of the problem's default order, with the problem's actions, takes less than bound_s seconds.
+
+    bound_s holds for one step that a barrier ends; repeated_s for the period of steps that are issued without one. `claimed`: the
+    part that is largest. details: solver, rows, columns, threads, seconds; JSON values.
+    """
+
+    bound_s: float
+    repeated_s: float
+    micro_batches: int
+    parts: tuple[BoundPart, ...]
+    claimed: str
+    status: BoundStatus
+    message: str
+    solver: str
+    solve_s: float
+    details: Mapping[str, float | int | str] = field(default_factory=dict)
+
+    @property
+    def micro_batch_s(self) -> float:
+        """The bound per micro-batch, seconds."""
+        return self.bound_s / self.micro_batches
+
+    def gap(self, step_s: float) -> float:
+        """step_s / bound - 1."""
+        return step_s / self.bound_s - 1.0
+
+
+def bound(problem: Problem, *, order: str = "default", time_limit_s: float = 20.0, threads: int = 1) -> BoundReport:
+    """Lower bounds of the step time of every valid schedule of `problem` that uses its actions, and the largest of them.
+
+    The linear program covers keeping, offloading and recomputing in the default order. For another order, or where the machine
+    and `problem.actions` allow copies to peers, sharding or compression, only the compute bound is claimed.
+    Raises InputError for an unknown order.
+    """
+    begin = time.perf_counter()
+    micro_batches = problem.workload.micro_batches
+    parts = [_compute_part(problem, order)]
+    uncovered = _uncovered(problem, order)
+    gpu_list = gpus(problem)
+    if uncovered or not gpu_list:
+        message = "the linear program does not cover " + (" and ".join(uncovered) or "a machine without GPUs")
+        return _report(parts, parts[0].step_s, micro_batches, BoundStatus.COMPUTE_ONLY, message, begin, {})
+    program = StepLp(problem)
+    details: dict[str, float | int | str] = {"threads": threads, **program.size()}
+    status, message, repeated_s = BoundStatus.COMPLETE, "all parts solved to optimality", parts[0].step_s
+    for name, barrier in (("bytes", False), ("windows", True)):
+        left_s = time_limit_s - (time.perf_counter() - begin)
+        if left_s <= 0:
+            status, message = BoundStatus.TIME_LIMIT, f"the time limit of {time_limit_s} s ended before part '{name}'"
+            break
+        if barrier:
+            program.add_barrier()
+            program.add_windows(answer)
+        answer = program.solve(left_s, threads)
+        for _ in range(WINDOW_ROUNDS if barrier else 0):
+            left_s = time_limit_s - (time.perf_counter() - begin)
+            if answer.status is not SolverStatus.OPTIMAL or left_s < 2 * answer.solve_s or not program.add_windows(answer):
+                break
+            answer = program.solve(left_s, threads)
+        details |= {f"{name}_solve_s": answer.solve_s, f"{name}_rows": answer.rows, f"{name}_columns": answer.columns,
+                    f"{name}_status": str(answer.status), f"{name}_objective_s": answer.objective * 1e-3}  # fmt: skip
+        if answer.status is SolverStatus.INFEASIBLE:
+            message = program.why_infeasible()
+            return _report(parts, float("inf"), micro_batches, BoundStatus.INFEASIBLE, message, begin, details, float("inf"))
+        if answer.status is not SolverStatus.OPTIMAL:
+            status, message = BoundStatus.TIME_LIMIT, f"part '{name}': {answer.status}; the multipliers found until then prove it"
+        value_s = max(answer.bound * 1e-3, 0.0)
+        if not barrier:
+            repeated_s = max(value_s, _steady_compute_s(problem))
+        parts.append(BoundPart(name, value_s, value_s / micro_batches, program.binding(answer), program.explain(answer)))
+    best = max(part.step_s for part in parts)
+    return _report(parts, best, micro_batches, status, message, begin, details, repeated_s)
+
+
+def _compute_part(problem: Problem, order: str) -> BoundPart:
+    paths = [critical_path(problem, device, order).total_s for device in range(problem.workload.device_count)]
+    device = max(range(len(paths)), key=paths.__getitem__)
+    return BoundPart(
+        "compute",
+        paths[device],
+        paths[device] / problem.workload.micro_batches,
+        problem.machine.devices[device].name,
+        "compute in order with unlimited memory, every collective alone on its links",
+    )
+
+
+def _steady_compute_s(problem: Problem) -> float:
+    """Busy time of the busiest compute stream: what a period of repeated steps cannot undercut."""
+    launch_s = problem.machine.overheads.launch_s
+    count = problem.workload.micro_batches
+    return max(
+        sum((op.duration_s + launch_s) * (1 if op.step_op else count) for op in problem.workload.program(d).ops
+            if not op.collective)
+        for d in range(problem.workload.device_count)
+    )  # fmt: skip
+
+
+def _uncovered(problem: Problem, order: str) -> list[str]:
+    machine = problem.machine
+    device_memories = {d.memory for d in machine.devices} | {
+        index for index, memory in enumerate(machine.memories) if memory.kind is MemoryKind.DEVICE
+    }
+    peers = any(r.source in device_memories and r.destination in device_memories for r in machine.routes)
+    reasons = [] if order == "default" else [f"order '{order}'"]
+    if Action.PEER in problem.actions and peers:
+        reasons.append("copies to peers")
+    if Action.SHARD in problem.actions and problem.workload.device_count > 1:
+        reasons.append("sharding")
+    if Action.COMPRESS in problem.actions and machine.codecs:
+        reasons.append("compression")
+    return reasons
+
+
+def _report(parts, bound_s, micro_batches, status, message, begin, details, repeated_s=None) -> BoundReport:
+    largest = max(parts, key=lambda part: part.step_s)
+    claimed = "memory" if bound_s == float("inf") else largest.name
+    if repeated_s is None:
+        repeated_s = bound_s if status is BoundStatus.INFEASIBLE else 0.0
+    return BoundReport(bound_s, repeated_s, micro_batches, tuple(parts), claimed, status, message, solver_version(),
+                       time.perf_counter() - begin, details)  # fmt: skip

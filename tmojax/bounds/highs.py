@@ -1,0 +1,190 @@
+"""Linear and mixed-integer models for HiGHS, with an answer that says what was proved and how.
+
+Used by the lower bounds and by the fluid MILP. Rows are collected as index and value arrays; columns need finite bounds,
+because the certified bound below is the minimum of a Lagrangian over the box of the columns.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import highspy
+import numpy as np
+
+INFINITY = highspy.kHighsInf
+
+
+class SolverStatus(StrEnum):
+    """How a solve ended. The values are what people read."""
+
+    OPTIMAL = "optimal"
+    GAP_REACHED = "gap reached"
+    TIME_LIMIT = "time limit"
+    INFEASIBLE = "infeasible"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """values [columns]: the solution or incumbent (empty without one); objective: of it (inf without one).
+
+    bound: what is proved for the minimum. Of an LP it is computed here from the row multipliers (see `certified_bound`),
+    of a MILP it is HiGHS's dual bound. multipliers [rows]: of an LP (empty without them).
+    """
+
+    status: SolverStatus
+    values: np.ndarray
+    objective: float
+    bound: float
+    gap: float
+    solve_s: float
+    rows: int
+    columns: int
+    multipliers: np.ndarray
+
+
+def solver_version() -> str:
+    return f"HiGHS {highspy.Highs().version()}"
+
+
+class LinearModel:
+    """min cost x subject to row bounds and column bounds, some columns integer."""
+
+    def __init__(self) -> None:
+        self._lower: list[np.ndarray] = []
+        self._upper: list[np.ndarray] = []
+        self._cost: list[np.ndarray] = []
+        self._integer: list[np.ndarray] = []
+        self._row: list[np.ndarray] = []
+        self._column: list[np.ndarray] = []
+        self._value: list[np.ndarray] = []
+        self._row_lower: list[float] = []
+        self._row_upper: list[float] = []
+        self.columns = 0
+
+    @property
+    def rows(self) -> int:
+        return len(self._row_lower)
+
+    def add_columns(self, count: int, lower: Any = 0.0, upper: Any = 1.0, cost: Any = 0.0, integer: Any = False) -> np.ndarray:
+        """Indices [count] of new columns; arguments are scalars or arrays [count]."""
+        for target, given, kind in (
+            (self._lower, lower, float), (self._upper, upper, float), (self._cost, cost, float), (self._integer, integer, bool)
+        ):  # fmt: skip
+            target.append(np.broadcast_to(np.asarray(given, kind), (count,)).copy())
+        first = self.columns
+        self.columns += count
+        return np.arange(first, first + count)
+
+    def add_row(self, lower: float, upper: float, *terms: tuple[Any, Any]) -> int:
+        """Add lower <= sum of values * columns <= upper; `terms` are (columns, values), scalars or arrays."""
+        row = self.rows
+        for columns, values in terms:
+            index = np.atleast_1d(np.asarray(columns, np.int64))
+            self._row.append(np.full(len(index), row))
+            self._column.append(index)
+            self._value.append(np.broadcast_to(np.asarray(values, float), index.shape))
+        self._row_lower.append(lower)
+        self._row_upper.append(upper)
+        return row
+
+    def _arrays(self) -> tuple[np.ndarray, ...]:
+        return tuple(np.concatenate(part) if part else np.zeros(0) for part in (self._lower, self._upper, self._cost))
+
+    def _entries(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(starts [columns + 1], rows, values) column-wise; entries of the same place are added up."""
+        row = np.concatenate(self._row) if self._row else np.zeros(0, np.int64)
+        column = np.concatenate(self._column) if self._column else np.zeros(0, np.int64)
+        value = np.concatenate(self._value) if self._value else np.zeros(0)
+        key, inverse = np.unique(column * max(self.rows, 1) + row, return_inverse=True)
+        value = np.bincount(inverse, weights=value, minlength=len(key)) if len(key) else value
+        nonzero = value != 0
+        key, value = key[nonzero], value[nonzero]
+        starts = np.searchsorted(key, np.arange(self.columns + 1) * max(self.rows, 1))
+        return starts, key % max(self.rows, 1), value
+
+    def solve(
+        self, *, time_limit_s: float, threads: int = 1, gap: float = 1e-4, relax: bool = False,
+        start: np.ndarray | None = None, method: str = "choose",
+    ) -> Answer:  # fmt: skip
+        """Minimise. `relax` drops integrality; `start` [columns] offers an incumbent; `method` as HiGHS's `solver`."""
+        lower, upper, cost = self._arrays()
+        integer = np.concatenate(self._integer) if self._integer else np.zeros(0, bool)
+        mixed = bool(integer.any()) and not relax
+        starts, rows, values = self._entries()
+        model = highspy.HighsLp()
+        model.num_col_, model.num_row_ = self.columns, self.rows
+        model.col_cost_, model.col_lower_, model.col_upper_ = cost, lower, upper
+        row_lower, row_upper = np.array(self._row_lower), np.array(self._row_upper)
+        model.row_lower_, model.row_upper_ = row_lower, row_upper
+        model.a_matrix_.format_ = highspy.MatrixFormat.kColwise
+        model.a_matrix_.start_, model.a_matrix_.index_, model.a_matrix_.value_ = starts, rows, values
+        if mixed:
+            kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
+            model.integrality_ = [kinds[int(flag)] for flag in integer]
+        highs = highspy.Highs()
+        for name, value in (
+            ("output_flag", False), ("time_limit", float(time_limit_s)), ("mip_rel_gap", float(gap)),
+            ("random_seed", 0), ("solver", method),
+            # Threads beyond the first only help the parallel simplex and the MILP search.
+            ("threads", int(threads)), ("parallel", "on" if threads > 1 else "off"),
+        ):  # fmt: skip
+            highs.setOptionValue(name, value)
+        highspy.Highs.resetGlobalScheduler(True)  # the number of threads is fixed at the first solve of a process otherwise
+        highs.passModel(model)
+        if start is not None and mixed:
+            solution = highspy.HighsSolution()
+            solution.col_value = start.tolist()
+            highs.setSolution(solution)
+        clock = time.perf_counter()
+        highs.run()
+        solve_s = time.perf_counter() - clock
+        info, ended = highs.getInfo(), highs.getModelStatus()
+        solution = highs.getSolution()
+        found = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
+        point = np.array(solution.col_value) if found else np.zeros(0)
+        objective = float(cost @ point) if found else float("inf")
+        dual = np.array(solution.row_dual) if solution.dual_valid and not mixed else np.zeros(0)
+        if mixed:
+            bound = float(info.mip_dual_bound)
+        elif solution.dual_valid:
+            bound = certified_bound(dual, starts, rows, values, cost, lower, upper, row_lower, row_upper)
+        else:
+            bound = -float("inf")
+        name = highspy.HighsModelStatus
+        status = {name.kOptimal: SolverStatus.OPTIMAL, name.kTimeLimit: SolverStatus.TIME_LIMIT,
+                  name.kInfeasible: SolverStatus.INFEASIBLE}.get(ended, SolverStatus.FAILED)  # fmt: skip
+        relative = abs(objective - bound) / max(abs(objective), 1e-12) if found else float("inf")
+        if status is SolverStatus.OPTIMAL and mixed and relative > 1e-6:
+            status = SolverStatus.GAP_REACHED
+        if status is SolverStatus.INFEASIBLE:
+            bound = float("inf")
+        return Answer(status, point, objective, bound, relative, solve_s, self.rows, self.columns, dual)
+
+
+def certified_bound(
+    dual: np.ndarray, starts: np.ndarray, rows: np.ndarray, values: np.ndarray, cost: np.ndarray, lower: np.ndarray,
+    upper: np.ndarray, row_lower: np.ndarray, row_upper: np.ndarray,
+) -> float:  # fmt: skip
+    """Lower bound of min cost x from *any* row multipliers `dual` [rows] (Neumaier and Shcherbina, 2004, section 3).
+
+    sum over rows of the smaller of dual * row_lower and dual * row_upper plus, over columns, the minimum of the reduced
+    cost over the column's bounds. Solver tolerances make it a little lower, never wrong (up to rounding).
+    """
+    multiplier = dual.copy()
+    multiplier[(multiplier > 0) & ~np.isfinite(row_lower)] = 0.0
+    multiplier[(multiplier < 0) & ~np.isfinite(row_upper)] = 0.0
+    side = np.where(multiplier > 0, row_lower, row_upper)
+    column = np.repeat(np.arange(len(cost)), np.diff(starts))
+    reduced = cost - np.bincount(column, weights=values * multiplier[rows], minlength=len(cost))
+    rest = np.where(reduced > 0, reduced * lower, reduced * upper)
+    return float(np.sum(multiplier[multiplier != 0] * side[multiplier != 0]) + np.sum(rest))
+
+
+def span(columns: Sequence[int] | np.ndarray, value: Any = 1.0) -> tuple[np.ndarray, Any]:
+    """A term of `LinearModel.add_row`: the columns, each with `value` (scalar or one per column)."""
+    return np.asarray(columns, np.int64), value
