@@ -67,6 +67,7 @@ def report_html(report: RunReport, figures: Mapping[str, str]) -> str:
         figures={name: Markup(inline_svg(figures[name], name)) if name in figures else ""
                  for name in ("planners", "plan", "memory", "links")},
         workload=_workload_facts(report),
+        notes=report.notes,
         machine=_machine_facts(report.problem),
         links=_link_table(report.problem),
         assumptions=report.problem.machine.assumptions,

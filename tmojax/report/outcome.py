@@ -89,7 +89,8 @@ class RunReport:
 
     `unlimited_s`: step time with memory for everything (inf: unknown). `footprint_bytes`: per device, what keeping
     everything takes. `bound_parts`: named parts of the lower bound, seconds. `problem_hash` names the problem in plan
-    files. `interrupted`: planners were stopped before they had finished.
+    files. `interrupted`: planners were stopped before they had finished. `notes`: what was decided on the way to
+    the problem.
     """
 
     problem: Problem
@@ -102,6 +103,7 @@ class RunReport:
     shortfall: Shortfall | None = None
     interrupted: bool = False
     provenance: Mapping[str, object] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @property
     def best(self) -> Outcome | None:

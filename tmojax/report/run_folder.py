@@ -56,7 +56,7 @@ class RunFolder:
     def phase(self, name: str, **fields: Any) -> Iterator[dict[str, Any]]:
         """Two events around a phase. What the body adds to the yielded dictionary is written with the end.
 
-        Compilation inside a phase is told apart as `compile_s`. A phase that raises ends with `failed`: the error's type.
+        Compilation inside it is told apart as `compile_s`. A phase that raises ends with `failed`, the error's type.
         """
         self.event("phase_start", phase=name, **fields)
         start, found = time.perf_counter(), dict[str, Any]()

@@ -1,0 +1,82 @@
+"""`python -m tmojax.run CONFIG [-o key.path=value]... [--out runs] [--dry-run]` (docs/reading-a-report.md)."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import sys
+from collections.abc import Sequence
+
+from tmojax.config import RunConfig, build_problem, load_config
+from tmojax.errors import InfeasibleError, TmojaxError
+from tmojax.problem.strict_json import canonical_text
+from tmojax.report.run_folder import RunFolder
+from tmojax.report.summary import SUMMARY_SCHEMA
+from tmojax.report.table import print_report
+from tmojax.session import Session, facts, require_room_for_largest_op
+
+NOTHING_FOUND, REJECTED, INTERRUPTED = 4, 5, 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code.
+
+    0: a checked plan was written; 2: bad command line, configuration or input; 3: proved infeasible; 4: nothing
+    feasible found; 5: the checker rejected a plan (a bug); 130: interrupted, the best plan so far is written.
+    """
+    parser = argparse.ArgumentParser(prog="python -m tmojax.run", description="Plan a training step and report.")
+    parser.add_argument("config", metavar="CONFIG", help="TOML file of the run")
+    parser.add_argument("-o", dest="overrides", metavar="KEY.PATH=VALUE", action="append", default=[],
+                        help="replace one value of the configuration (repeatable)")  # fmt: skip
+    parser.add_argument("--out", default="runs", help="folder in which the run's folder is made (default: runs)")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be planned and whether it can fit")
+    given = parser.parse_args(arguments)
+    try:
+        config = load_config(given.config, given.overrides)
+        if given.dry_run:
+            return _dry_run(config)
+        return _run(config, given.out, ["python", "-m", "tmojax.run", *(arguments or sys.argv[1:])])
+    except TmojaxError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def _dry_run(config: RunConfig) -> int:
+    built = build_problem(config)
+    for line in facts(built):
+        print(line)
+    require_room_for_largest_op(built.problem)
+    print("planners: " + ", ".join(planner.name for planner in config.planners))
+    return 0
+
+
+def _run(config: RunConfig, out: str, command_line: list[str]) -> int:
+    digest = hashlib.sha256(canonical_text(config.document).encode("ascii")).hexdigest()
+    folder = RunFolder(out, config.name, digest)
+    try:
+        session = Session(config, folder, command_line)
+        session.say(f"writing to {folder.path}")
+        try:
+            session.run()
+        except KeyboardInterrupt:
+            session.interrupted = True
+            session.say("interrupted; writing what was found")
+        except InfeasibleError as error:
+            folder.write_json("summary.json", {"schema": SUMMARY_SCHEMA, "verdict": str(error), "planners": []})
+            raise
+        if session.interrupted and not session.has_problem:
+            return INTERRUPTED
+        report = session.write()
+        print_report(report, sys.stdout)
+        print(folder.path)
+    finally:
+        folder.close()
+    if session.interrupted:
+        return INTERRUPTED
+    if report.rejected:
+        return REJECTED
+    return 0 if report.best is not None else NOTHING_FOUND
+
+
+if __name__ == "__main__":
+    sys.exit(main())

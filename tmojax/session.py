@@ -1,0 +1,303 @@
+"""One run from configuration to report: build, bound, plan, check, time under jitter, write."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TextIO
+
+import numpy as np
+
+from tmojax.bounds import BoundReport, bound
+from tmojax.check import CheckReport, check
+from tmojax.config import BuiltProblem, FileWorkload, RunConfig, build_problem
+from tmojax.errors import InfeasibleError
+from tmojax.planners.base import Planner, PlanResult, Status, Stopwatch
+from tmojax.planners.gradient import Gradient, LocalSearch
+from tmojax.planners.simple import KeepAll, OffloadAll, RecomputeAll, SqrtCheckpointing
+from tmojax.problem import Problem, largest_op_bytes
+from tmojax.problem.io import PlanFile, plan_to_json, problem_hash, problem_to_json
+from tmojax.problem.strict_json import readable_text
+from tmojax.report.figures import draw, write_figures
+from tmojax.report.html import write_html
+from tmojax.report.outcome import Jitter, Outcome, RunReport, Shortfall, device_capacities
+from tmojax.report.provenance import provenance
+from tmojax.report.run_folder import RunFolder
+from tmojax.report.summary import json_values, summary
+from tmojax.report.toml_text import toml_text
+from tmojax.report.trace import write_trace
+from tmojax.report.verdict import headroom_sentence, per_gpu
+from tmojax.simulate import Simulation, prepare, simulate
+from tmojax.units import format_bytes, format_seconds
+
+# The fastest valid one of these is the baseline: a plan that does not beat it is not worth its trouble.
+SIMPLE = (KeepAll, OffloadAll, RecomputeAll, SqrtCheckpointing)
+# These start from what others found; the coordination headroom is what the others leave.
+SEARCHES = (LocalSearch, Gradient)
+# The nearest capacity that fits is sought to this fraction of the footprint.
+CAPACITY_STEP = 1 / 64
+
+
+class Session:
+    """State of a run. `report()` is complete at any moment, so that an interrupted run still has one."""
+
+    def __init__(self, config: RunConfig, folder: RunFolder, command_line: Sequence[str], log: TextIO = sys.stderr):
+        self._config, self._folder, self._command_line, self._log = config, folder, command_line, log
+        self._watch = Stopwatch()
+        self._built: BuiltProblem | None = None
+        self._outcomes: list[Outcome] = []
+        self._unlimited_s = math.inf
+        self._bound: BoundReport | None = None
+        self._shortfall: Shortfall | None = None
+        self._hash = ""
+        self.interrupted = False
+
+    @property
+    def has_problem(self) -> bool:
+        """There is something to report."""
+        return self._built is not None
+
+    @property
+    def problem(self) -> Problem:
+        assert self._built is not None
+        return self._built.problem
+
+    @property
+    def footprint_bytes(self) -> tuple[int, ...]:
+        assert self._built is not None
+        return self._built.footprint_bytes
+
+    def say(self, text: str) -> None:
+        """One line of progress."""
+        print(f"[{self._watch.read_s():6.1f} s] {text}", file=self._log, flush=True)
+
+    def run(self) -> None:
+        """Everything up to the report. Raises InputError, and InfeasibleError when a limit is proved to be too low.
+
+        KeyboardInterrupt passes through; what was found until then is in the report.
+        """
+        self._folder.write_text("config.toml", resolved_text(self._config))
+        self._write_provenance()
+        with self._folder.phase("build"):
+            built = build_problem(self._config)
+        self._hash = problem_hash(built.problem)
+        self._built = built
+        self._folder.write_text("problem.json", readable_text(problem_to_json(self.problem)))
+        for line in facts(built):
+            self.say(line)
+        require_room_for_largest_op(self.problem)
+        with self._folder.phase("unlimited memory") as found:
+            self._time_without_limit(found)
+        with self._folder.phase("lower bound") as found:
+            self._find_bound(found)
+        self._plan_all()
+        if self.report().best is None:
+            with self._folder.phase("nearest capacity"):
+                self._shortfall = find_shortfall(self.problem, self.footprint_bytes, self._simple_planners())
+
+    def _time_without_limit(self, found: dict) -> None:
+        roomy = self.problem.with_device_capacity(2 * max(self.footprint_bytes))
+        kept = KeepAll().plan(roomy)
+        if kept.schedule is not None:
+            self._unlimited_s = simulate(roomy, kept.schedule).step_s
+            found["step_s"] = self._unlimited_s
+            self.say(f"with unlimited memory a step takes {format_seconds(self._unlimited_s)}")
+
+    def _find_bound(self, found: dict) -> None:
+        self._bound = bound(self.problem)
+        found |= {"bound_s": json_values(self._bound.bound_s), "status": str(self._bound.status)}
+        if not math.isfinite(self._bound.bound_s):
+            raise InfeasibleError(f"no schedule fits: {self._bound.message}")
+        parts = ", ".join(f"{part.name} {format_seconds(part.step_s)}" for part in self._bound.parts)
+        self.say(f"no plan can take less than {format_seconds(self._bound.bound_s)} a step ({parts})")
+
+    def _plan_all(self) -> None:
+        told = False
+        for planner in self._config.planners:
+            if isinstance(planner, SEARCHES) and not told:
+                told = True
+                sentence = headroom_sentence(self.report())
+                if sentence:
+                    self.say(sentence)
+            budget_s = self._config.time_budget_s
+            if budget_s is not None and self._watch.read_s() > budget_s:
+                message = f"not run: the time budget of {format_seconds(budget_s)} is used up"
+                self._add(planner, PlanResult(planner.name, Status.NOT_FOUND, message=message, time_limited=True))
+                continue
+            self.say(f"{planner.name}: planning")
+            with self._folder.phase("plan", planner=planner.name) as found:
+                seeds = tuple(outcome.result for outcome in self._outcomes if outcome.valid)
+                result = planner.plan(self.problem, seed=self._config.seed, seeds=seeds)
+                found |= {"compile_s": result.compile_s, "status": str(result.status)}
+            self._add(planner, result)
+
+    def _add(self, planner: Planner, result: PlanResult) -> None:
+        """Judge a result: check, simulate, jitter; write the plan."""
+        checked: CheckReport | None = None
+        simulation: Simulation | None = None
+        jitter: Jitter | None = None
+        if result.schedule is not None:
+            with self._folder.phase("check", planner=planner.name) as found:
+                checked = check(self.problem, result.schedule)
+                found["valid"] = checked.valid
+            if checked.valid:
+                with self._folder.phase("simulate", planner=planner.name):
+                    simulation = simulate(self.problem, result.schedule, record=True)
+                    if math.isfinite(simulation.step_s):
+                        jitter = time_under_jitter(self.problem, result, self._config)
+        bound_s = self._bound.bound_s if self._bound is not None else 0.0
+        outcome = Outcome(result, checked, simulation, bound_s, jitter, heuristic=not isinstance(planner, SEARCHES))
+        self._outcomes.append(outcome)
+        if result.schedule is not None:
+            self._write_plan(outcome)
+        if math.isfinite(outcome.step_s):
+            self.say(f"{planner.name}: {format_seconds(outcome.step_s)} a step, planned in "
+                     f"{format_seconds(result.plan_s)}")  # fmt: skip
+        else:
+            self.say(f"{planner.name}: {outcome.status}" + (f"; {result.message}" if result.message else ""))
+
+    def _write_plan(self, outcome: Outcome) -> None:
+        step_s = outcome.step_s if math.isfinite(outcome.step_s) else None
+        plan = PlanFile(
+            outcome.result.schedule, self._hash, outcome.planner, str(outcome.status), step_s,  # type: ignore[arg-type]
+            outcome.bound_s or None, outcome.gap, self._config.seed, json_values(self._settings(outcome.planner)),
+            outcome.result.time_limited,
+        )  # fmt: skip
+        self._folder.write_text(f"plans/{outcome.planner}.json", readable_text(plan_to_json(plan)))
+
+    def _settings(self, name: str) -> dict:
+        tables = self._config.document["planners"]
+        return next(dict(t) for t, p in zip(tables, self._config.planners, strict=True) if p.name == name)
+
+    def _simple_planners(self) -> tuple[Planner, ...]:
+        return tuple(p for p in self._config.planners if isinstance(p, SIMPLE)) or (RecomputeAll(), OffloadAll())
+
+    def report(self) -> RunReport:
+        """Everything found so far. The fastest simple strategy is marked as the baseline."""
+        simple = {p.name for p in self._config.planners if isinstance(p, SIMPLE)}
+        valid = [o for o in self._outcomes if o.planner in simple and math.isfinite(o.step_s)]
+        baseline = min(valid, key=lambda outcome: outcome.step_s, default=None)
+        parts = self._bound.parts if self._bound is not None else ()
+        return RunReport(
+            problem=self.problem,
+            problem_hash=self._hash,
+            outcomes=tuple(replace(o, baseline=o is baseline) for o in self._outcomes),
+            footprint_bytes=self.footprint_bytes,
+            unlimited_s=self._unlimited_s,
+            bound_parts={part.name: part.step_s for part in parts},
+            bound_notes=tuple(f"{part.name}: {part.explanation} (binds: {part.binds})" for part in parts),
+            shortfall=self._shortfall,
+            interrupted=self.interrupted,
+            provenance=self._provenance(),
+            notes=self._built.notes if self._built is not None else (),
+        )
+
+    def write(self) -> RunReport:
+        """Write check, summary, trace, figures and page; returns the report that they show."""
+        report, folder = self.report(), self._folder
+        self._write_provenance()
+        checks = {o.planner: o.check.as_dict() for o in report.outcomes if o.check is not None}
+        folder.write_json("check.json", json_values(checks))
+        folder.write_json("summary.json", summary(report))
+        with folder.phase("report"):
+            best = report.best
+            if best is not None and best.result.schedule is not None and best.simulation is not None:
+                write_trace(folder.path / "trace.json", report.problem, best.result.schedule, best.simulation)
+            (folder.path / "figures").mkdir(exist_ok=True)
+            write_html(folder.path / "report.html", report, write_figures(folder.path / "figures", draw(report)))
+        folder.event("end", interrupted=self.interrupted)
+        return report
+
+    def _provenance(self) -> dict:
+        return provenance(seed=self._config.seed, command_line=self._command_line)
+
+    def _write_provenance(self) -> None:
+        self._folder.write_json("provenance.json", self._provenance())
+
+
+def resolved_text(config: RunConfig) -> str:
+    """The whole configuration as TOML: presets, overrides and defaults filled in, so that it runs from anywhere."""
+    document = dict(config.document)
+    if isinstance(config.workload, FileWorkload):
+        document["workload"] = document["workload"] | {"path": str((config.folder / config.workload.path).resolve())}
+    return toml_text(document)
+
+
+def facts(built: BuiltProblem) -> list[str]:
+    """What is known before any planning: footprint against capacity, and the least that any plan needs."""
+    problem = built.problem
+    workload = problem.workload
+    capacity = device_capacities(problem)
+    needs = tuple(largest_op_bytes(workload, d)[1] for d in range(workload.device_count))
+    lines = [f"note: {note}" for note in built.notes]
+    lines.append(
+        f"{problem.name}: {workload.device_count} GPUs, {workload.micro_batches} micro-batches a step; "
+        f"keeping everything takes {per_gpu(built.footprint_bytes)}, plans may use {per_gpu(capacity)}, "
+        f"the largest op alone needs {format_bytes(max(needs))}"
+    )
+    return lines
+
+
+def require_room_for_largest_op(problem: Problem) -> None:
+    """Raises InfeasibleError if some op needs more than its device has: then no schedule exists."""
+    for device, spec in enumerate(problem.machine.devices):
+        op, needed = largest_op_bytes(problem.workload, device)
+        capacity = problem.capacity_bytes(device)
+        if needed > capacity:
+            name = problem.workload.program(device).ops[op].name
+            raise InfeasibleError(
+                f"no schedule fits: op {name!r} alone needs {needed} bytes ({format_bytes(needed)}) in {spec.name}, "
+                f"{needed - capacity} more than the {capacity} bytes ({format_bytes(capacity)}) that plans may use; "
+                f"give at least {needed} bytes, or a smaller micro-batch"
+            )
+
+
+def time_under_jitter(problem: Problem, result: PlanResult, config: RunConfig) -> Jitter | None:
+    """Step times with every op and link changed by a factor drawn evenly from 1 +- jitter; None if switched off."""
+    samples, spread = config.output.jitter_samples, config.output.jitter
+    if not samples or not spread or result.schedule is None:
+        return None
+    random = np.random.default_rng(config.seed)
+    lists = result.schedule.lists
+    prepared = prepare(problem, result.schedule)
+    times = np.empty(samples)
+    for sample in range(samples):
+        factors = [random.uniform(1 - spread, 1 + spread, len(rows)) for rows in lists]
+        links = random.uniform(1 - spread, 1 + spread, len(problem.machine.links))
+        times[sample] = prepared.run(op_scale=factors, link_scale=links).step_s
+    median_s, p95_s = np.percentile(times, (50, 95))
+    return Jitter(float(median_s), float(p95_s), spread, samples)
+
+
+def find_shortfall(problem: Problem, footprint_bytes: Sequence[int], planners: Sequence[Planner]) -> Shortfall | None:
+    """The least device memory in which one of the planners has a plan (by bisection), and where that plan exceeds what
+    there is. None if not even the footprint is enough for them."""
+    largest = max(largest_op_bytes(problem.workload, d)[1] for d in range(problem.workload.device_count))
+    low, high = max(max(device_capacities(problem)), largest), 2 * max(footprint_bytes)
+    step = max(int(max(footprint_bytes) * CAPACITY_STEP), 1)
+    best: tuple[int, PlanResult] | None = None
+    while high - low > step or best is None:
+        middle = high if best is None else (low + high) // 2
+        roomy = problem.with_device_capacity(middle)
+        plans = [result for planner in planners if (result := planner.plan(roomy)).status.has_plan]
+        fitting = [r for r in plans if r.schedule is not None and check(roomy, r.schedule).valid]
+        if fitting:
+            best, high = (middle, min(fitting, key=lambda r: r.step_s)), middle
+        elif best is None:
+            return None
+        else:
+            low = middle
+    capacity, result = best
+    assert result.schedule is not None
+    checked = check(problem, result.schedule)
+    over = max((v for v in checked.violations if v.bytes_over > 0), key=lambda v: v.bytes_over, default=None)
+    if over is None:
+        return None
+    where, tensors = over.memory, ()
+    if over.device >= 0:
+        where, tensors = over.message.split(": ")[1], checked.largest_at_peak[over.device]
+    return Shortfall(
+        over.memory, over.bytes_over, where, tensors, result.planner, capacity, result.step_s
+    )
