@@ -97,7 +97,7 @@ class _Builder:
             if (
                 write not in self.tensor_of
                 and not self.is_copy(kernel)
-                and (key not in largest or graph.storages[write].size_bytes >= graph.storages[largest[key]].size_bytes)
+                and (key not in largest or graph.storages[write].elements >= graph.storages[largest[key]].elements)
             ):
                 largest[key] = write
         read_by_optimizer = {

@@ -102,15 +102,20 @@ class _Grouper:
             return None
         for storage in kernel.reads:
             producer = self.owner.get(storage)
-            if producer is not None and self.may_follow(producer, kernel, storage) and self.place(producer, kernel):
+            if producer is not None and self.fits(producer, kernel) and self.place(producer, kernel):
                 return producer
         for storage, touched in kernel.reads.items():
             if self.graph.storages[storage].elements < kernel.elements or not touched:
                 continue
             for group in reversed(self.readers.get(storage, ())):
-                if self.alike(group, kernel) and self.place(group, kernel):
+                if self.fits(group, kernel) and self.place(group, kernel):
                     return group
         return None
+
+    def fits(self, group: Group, kernel: Kernel) -> bool:
+        """Say whether a kernel may run inside a group, next to it or on what it makes."""
+        made = [storage for storage in kernel.reads if self.owner.get(storage) is group]
+        return self.alike(group, kernel) and all(self.may_follow(kernel, storage) for storage in made)
 
     def alike(self, group: Group, kernel: Kernel) -> bool:
         first = group.first
@@ -121,10 +126,8 @@ class _Grouper:
             and self.layer[id(first)] == self.layer[id(kernel)]
         )
 
-    def may_follow(self, group: Group, kernel: Kernel, storage: int) -> bool:
-        """Say whether a kernel may run inside the group that makes its input `storage`."""
-        if not self.alike(group, kernel):
-            return False
+    def may_follow(self, kernel: Kernel, storage: int) -> bool:
+        """Say whether a kernel may run in one op with the kernel that makes its input `storage`."""
         maker = self.kernel_of[storage]
         if maker.kind == "reduce":
             length = _row_elements(maker, self.graph)
@@ -153,7 +156,9 @@ class _Grouper:
         return True
 
 
-def group_kernels(graph: Graph, fusion: Fusion, layer_of: Callable[[Kernel], str], replaced: dict[int, int]) -> list[Group]:
+def group_kernels(
+    graph: Graph, fusion: Fusion, layer_of: Callable[[Kernel], str], replaced: dict[int, int]
+) -> list[Group]:
     """Join the kernels of a fused graph into groups, in an order in which every read follows its write.
 
     `layer_of` labels kernels; only those of one layer are joined. `replaced` maps results to the arguments that they

@@ -336,6 +336,7 @@ def _assign_phases(graph: Graph, optimizer_scope: str | None) -> None:
     used_by_optimizer: set[int] = set()
     used_elsewhere: set[int] = set()
     for equation in reversed(graph.equations):
-        if not used_by_optimizer.isdisjoint(equation.outputs) and used_elsewhere.isdisjoint(equation.outputs):
+        wanted = not used_by_optimizer.isdisjoint(equation.outputs) and used_elsewhere.isdisjoint(equation.outputs)
+        if equation.phase is Phase.FORWARD and wanted:
             equation.phase = Phase.OPTIMIZER
         (used_by_optimizer if equation.phase is Phase.OPTIMIZER else used_elsewhere).update(equation.inputs)
