@@ -1,0 +1,360 @@
+"""The whole configuration of a run: a TOML file, overrides, and the problem that it describes (docs/configuration.md).
+
+`load_config` checks everything that can be checked without tracing a network and imports no JAX; `build_problem` does
+the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from collections.abc import Sequence
+from dataclasses import MISSING, dataclass, fields, replace
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+from pydantic import Field, ValidationError, model_validator
+
+from tmojax.errors import InputError
+from tmojax.importers.machine_build import build_machine
+from tmojax.importers.machine_toml import (
+    Bytes,
+    Seconds,
+    Strict,
+    explain,
+    merge,
+    parse_machine,
+    read_toml,
+    resolve_presets,
+)
+from tmojax.importers.model_zoo import ModelWorkload, import_model
+from tmojax.importers.synthetic import SyntheticTransformer, synthetic_transformer
+from tmojax.planners.base import Planner
+from tmojax.planners.registry import PLANNERS
+from tmojax.problem import (
+    Action,
+    Machine,
+    Problem,
+    keep_all_footprint_bytes,
+    largest_op_bytes,
+    validate_problem,
+)
+from tmojax.problem.io import read_problem
+from tmojax.problem.strict_json import shorten
+from tmojax.problem.typed_json import reader
+from tmojax.units import format_bytes
+
+Settings = TypeVar("Settings")
+
+
+@dataclass(frozen=True)
+class FileWorkload:
+    """`kind = "file"`: a problem file; its machine is used unless the configuration describes one."""
+
+    path: str
+
+
+WORKLOADS: dict[str, type] = {"model": ModelWorkload, "synthetic": SyntheticTransformer, "file": FileWorkload}
+
+
+class Capacity(Strict):
+    """Device memory that plans may use, on every GPU: `bytes`, or keep-all footprint / `footprint_factor`.
+
+    `largest_feasible`: where footprint / factor is less than the largest op alone needs, that op's need is used.
+    """
+
+    bytes: Bytes | None = None
+    footprint_factor: Annotated[float, Field(gt=0, le=1000)] | None = None
+    largest_feasible: bool = False
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Capacity:
+        if (self.bytes is None) == (self.footprint_factor is None):
+            raise ValueError("give exactly one of bytes and footprint_factor")
+        if self.bytes == 0:
+            raise ValueError("bytes must be positive")
+        if self.largest_feasible and self.footprint_factor is None:
+            raise ValueError("largest_feasible needs footprint_factor")
+        return self
+
+
+class Output(Strict):
+    """Times are reported under `jitter_samples` random changes of all durations by up to +-`jitter`."""
+
+    jitter_samples: Annotated[int, Field(ge=0, le=100_000)] = 100
+    jitter: Annotated[float, Field(ge=0, lt=1)] = 0.05
+
+
+class RunFile(Strict):
+    """The top level of a run's TOML file. `workload` and `planners` are tables with a `kind`."""
+
+    name: str = ""
+    workload: dict[str, Any]
+    machine: dict[str, Any] | None = None
+    capacity: Capacity | None = None
+    actions: list[str] | None = None
+    micro_batches: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    planners: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    coordinate: bool = True
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    time_budget: Seconds | None = None
+    output: Output = Output()
+
+
+@dataclass(frozen=True, eq=False)
+class RunConfig:
+    """A checked configuration.
+
+    `document`: the whole of it as JSON values, presets and overrides resolved. `machine` is None where a problem file
+    brings its own. `actions` and `micro_batches` are None where a problem file decides. `time_budget_s`: wall-clock
+    seconds for all planners together (None: no limit). `coordinate`: False switches coordination between GPUs off in
+    every planner, to measure what it is worth. `folder`: paths in the file are relative to it.
+    """
+
+    name: str
+    folder: Path
+    document: dict[str, Any]
+    workload: ModelWorkload | SyntheticTransformer | FileWorkload
+    machine: Machine | None
+    capacity: Capacity | None
+    actions: frozenset[Action] | None
+    micro_batches: int | None
+    planners: tuple[Planner, ...]
+    coordinate: bool
+    seed: int
+    time_budget_s: float | None
+    output: Output
+
+
+@dataclass(frozen=True, eq=False)
+class BuiltProblem:
+    """The problem of a run. `footprint_bytes`: keep-all footprint of every device.
+
+    `notes`: sentences about what was decided on the way (capacity, import), for the report.
+    """
+
+    problem: Problem
+    footprint_bytes: tuple[int, ...]
+    notes: tuple[str, ...]
+
+
+def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> RunConfig:
+    """Read and check a configuration; `overrides` are texts `key.path=value`. Raises InputError with all mistakes."""
+    document = read_toml(path)
+    for override in overrides:
+        document = apply_override(document, override)
+    try:
+        return parse_config(document, Path(path).parent, Path(path).stem)
+    except InputError as error:
+        raise InputError(f"{path}: {error}" if "\n" not in str(error) else f"{path}:\n{error}") from None
+
+
+def apply_override(document: dict[str, Any], override: str) -> dict[str, Any]:
+    """`document` with one value replaced. The value is TOML; text that is not TOML is taken as a string.
+
+    Path parts are keys, or positions in lists. Raises InputError for a malformed override or path.
+    """
+    key, separator, text = override.partition("=")
+    parts = key.strip().split(".")
+    if not separator or not all(parts):
+        raise InputError(f"-o {override!r}: write key.path=value, for example -o machine.gpus.rtx4090.count=2")
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except (tomllib.TOMLDecodeError, RecursionError):
+        parsed = {}
+    return _replaced(document, parts, parsed["value"] if parsed.keys() == {"value"} else text.strip(), override)
+
+
+def _replaced(target: Any, parts: list[str], value: Any, override: str) -> Any:
+    if not parts:
+        return value
+    head, rest = parts[0], parts[1:]
+    if isinstance(target, list):
+        if not (head.isascii() and head.isdigit() and len(head) < 9 and int(head) < len(target)):
+            raise InputError(f"-o {override!r}: {head!r} is not a position in a list of {len(target)}")
+        items = list(target)
+        items[int(head)] = _replaced(items[int(head)], rest, value, override)
+        return items
+    if not isinstance(target, dict):
+        raise InputError(f"-o {override!r}: there is nothing under a value; {head!r} cannot be set")
+    return {**target, head: _replaced(target.get(head, {}), rest, value, override)}
+
+
+def parse_config(document: dict[str, Any], folder: Path, default_name: str) -> RunConfig:
+    """Check a parsed configuration. Raises InputError with one line for each mistake."""
+    try:
+        file = RunFile.model_validate(document)
+    except ValidationError as error:
+        raise InputError(explain(error, RunFile, "")) from None
+    mistakes: list[str] = []
+    workload = _read_tagged(file.workload, WORKLOADS, "workload", mistakes)
+    planners = [
+        _read_tagged(table, PLANNERS, f"planners.{index}", mistakes) for index, table in enumerate(file.planners)
+    ]
+    names = [planner.name for planner in planners if planner is not None]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        mistakes.append(f"planners: two are called {name!r}; give one of them another `name`")
+    actions = None
+    if file.actions is not None:
+        actions = [_collect(lambda a=a: reader(Action)(a, "actions"), mistakes) for a in file.actions]
+    machine_document = None
+    machine = None
+    if file.machine is not None:
+        machine_document = _collect(lambda: resolve_presets(file.machine or {}, folder), mistakes)
+        if machine_document is not None:
+            machine = _collect(lambda: build_machine(parse_machine(machine_document)), mistakes)
+    from_file = isinstance(workload, FileWorkload)
+    if workload is not None and not from_file:
+        for name in ("machine", "actions", "micro_batches"):
+            if getattr(file, name) is None:
+                mistakes.append(f"{name}: is missing; only a workload of kind 'file' brings its own")
+    if isinstance(workload, FileWorkload) and not (folder / workload.path).is_file():
+        mistakes.append(f"workload.path: there is no file {folder / workload.path}")
+    if isinstance(workload, ModelWorkload) and machine is not None and not workload.gpu:
+        unnamed = [device.name for device in machine.devices if not device.model]
+        if unnamed:
+            mistakes.append(
+                f"workload.gpu: is missing; the machine names no model for {unnamed[0]}, so rates are unknown"
+            )
+    if machine is not None and file.capacity is not None and file.capacity.bytes is not None:
+        for device in machine.devices:
+            memory = machine.memories[device.memory]
+            usable = memory.capacity_bytes - memory.reserve_bytes
+            if file.capacity.bytes > usable:
+                mistakes.append(
+                    f"capacity.bytes: {file.capacity.bytes} is more than {memory.name} has ({usable} bytes less its "
+                    f"reserve); lower it or set memory in machine.gpus"
+                )
+                break
+    if mistakes:
+        raise InputError("\n".join(mistakes))
+    resolved = merge(json.loads(file.model_dump_json(exclude={"workload", "machine", "planners"})), {})
+    resolved |= {"workload": file.workload, "machine": machine_document, "planners": file.planners}
+    resolved["name"] = file.name or default_name
+    assert workload is not None
+    return RunConfig(
+        name=resolved["name"],
+        folder=folder,
+        document=resolved,
+        workload=workload,
+        machine=machine,
+        capacity=file.capacity,
+        actions=None if actions is None else frozenset(actions),
+        micro_batches=file.micro_batches,
+        planners=tuple(planners),
+        coordinate=file.coordinate,
+        seed=file.seed,
+        time_budget_s=file.time_budget,
+        output=file.output,
+    )
+
+
+def _collect(read: Any, mistakes: list[str]) -> Any:
+    """What `read` returns, or None with its mistake noted."""
+    try:
+        return read()
+    except InputError as error:
+        mistakes.append(str(error))
+        return None
+
+
+def _read_tagged(table: dict[str, Any], kinds: dict[str, Any], path: str, mistakes: list[str]) -> Any:
+    """The frozen dataclass that `kind` names, from the other keys of a table; all mistakes are noted (then None)."""
+    kind = table.get("kind")
+    if not isinstance(kind, str) or kind not in kinds:
+        mistakes.append(
+            f"{path}.kind: {'is missing' if kind is None else shorten(kind)}; choose one of {', '.join(kinds)}"
+        )
+        return None
+    values = {key: value for key, value in table.items() if key != "kind"}
+    return read_settings(kinds[kind], values, path, mistakes)
+
+
+def read_settings(settings: type[Settings], values: dict[str, Any], path: str, mistakes: list[str]) -> Settings | None:
+    """A settings dataclass from a table, strict by its annotations; adds every mistake with its path to `mistakes`."""
+    hints = get_type_hints(settings)
+    known = {f.name: f for f in fields(settings)}  # type: ignore[arg-type]
+    before = len(mistakes)
+    for key in values.keys() - known.keys():
+        mistakes.append(f"{path}.{key}: unknown key; known: {', '.join(sorted(known))}")
+    for name, spec in known.items():
+        if name not in values and spec.default is MISSING and spec.default_factory is MISSING:
+            mistakes.append(f"{path}.{name}: is missing")
+    read = {
+        key: _collect(lambda key=key, value=value: reader(hints[key])(value, f"{path}.{key}"), mistakes)
+        for key, value in values.items()
+        if key in known
+    }
+    if len(mistakes) > before:
+        return None
+    try:
+        return settings(**read)
+    except InputError as error:
+        mistakes.append(f"{path}.{error}")
+    return None
+
+
+def build_problem(config: RunConfig) -> BuiltProblem:
+    """Build the workload, put it on the machine, set the capacity. Traces JAX for models.
+
+    Raises InputError (options of the model, a dtype that a GPU lacks, counts that do not match) and names the field.
+    """
+    notes: list[str] = []
+    if isinstance(config.workload, FileWorkload):
+        problem = read_problem(config.folder / config.workload.path)
+        if config.micro_batches not in (None, problem.workload.micro_batches):
+            raise InputError(
+                f"micro_batches: {config.micro_batches}, but {config.workload.path} has "
+                f"{problem.workload.micro_batches}; leave it out"
+            )
+        changes: dict[str, Any] = {"name": config.name}
+        if config.machine is not None:
+            changes["machine"] = config.machine
+        if config.actions is not None:
+            changes["actions"] = config.actions
+        problem = replace(problem, **changes)
+    else:
+        assert config.machine is not None and config.actions is not None and config.micro_batches is not None
+        if isinstance(config.workload, SyntheticTransformer):
+            gpus = len(config.machine.devices)
+            workload = synthetic_transformer(config.workload, gpus, config.micro_batches)
+        else:
+            workload, report = import_model(config.workload, config.machine, config.micro_batches)
+            notes += report
+        problem = Problem(config.name, workload, config.machine, config.actions)
+    validate_problem(problem)
+    footprint = tuple(keep_all_footprint_bytes(problem.workload, d) for d in range(problem.workload.device_count))
+    if config.capacity is not None:
+        capacity_bytes = _capacity_bytes(config.capacity, problem, max(footprint), notes)
+        problem = problem.with_device_capacity(capacity_bytes)
+    return BuiltProblem(problem, footprint, tuple(notes))
+
+
+def _capacity_bytes(capacity: Capacity, problem: Problem, footprint_bytes: int, notes: list[str]) -> int:
+    if capacity.footprint_factor is None:
+        assert capacity.bytes is not None
+        return capacity.bytes
+    capacity_bytes = int(footprint_bytes / capacity.footprint_factor)
+    needed = max(
+        ((*largest_op_bytes(problem.workload, d), d) for d in range(problem.workload.device_count)), key=lambda x: x[1]
+    )
+    op, needed_bytes, device = needed
+    if capacity.largest_feasible and capacity_bytes < needed_bytes:
+        name = problem.workload.program(device).ops[op].name
+        notes.append(
+            f"capacity: footprint / {capacity.footprint_factor:g} is {format_bytes(capacity_bytes)}, but op {name!r} "
+            f"alone needs {format_bytes(needed_bytes)}; that is used, a factor of {footprint_bytes / needed_bytes:.4g}"
+        )
+        capacity_bytes = needed_bytes
+    if capacity_bytes <= 0:
+        raise InputError(
+            f"capacity.footprint_factor: {capacity.footprint_factor} leaves {capacity_bytes} bytes; lower it"
+        )
+    physical = min(problem.capacity_bytes(d) for d in range(problem.workload.device_count))
+    if capacity_bytes > physical:
+        notes.append(
+            f"capacity: {format_bytes(capacity_bytes)} is more than the {format_bytes(physical)} that a GPU of this "
+            f"machine has"
+        )
+    return capacity_bytes
