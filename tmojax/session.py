@@ -298,6 +298,4 @@ def find_shortfall(problem: Problem, footprint_bytes: Sequence[int], planners: S
     where, tensors = over.memory, ()
     if over.device >= 0:
         where, tensors = over.message.split(": ")[1], checked.largest_at_peak[over.device]
-    return Shortfall(
-        over.memory, over.bytes_over, where, tensors, result.planner, capacity, result.step_s
-    )
+    return Shortfall(over.memory, over.bytes_over, where, tensors, result.planner, capacity, result.step_s)

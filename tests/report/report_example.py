@@ -148,7 +148,7 @@ def schedule(problem: Problem, offload: bool = True, recompute: bool = True) -> 
     return Schedule(tuple(lists), tuple(initial))
 
 
-def run_report(devices: int = 2, layers: int = 3, micro_batches: int = 4, capacity_bytes: int = 100 * MB) -> RunReport:
+def run_report(devices: int = 2, layers: int = 3, micro_batches: int = 4, capacity_bytes: int = 120 * MB) -> RunReport:
     """Three planners by hand: one that does not fit, one that recomputes and offloads, one that only offloads."""
     made = problem(devices, layers, micro_batches, capacity_bytes)
     outcomes = []

@@ -105,7 +105,7 @@ def inline_svg(svg: str, prefix: str) -> str:
     Ids get `prefix`, so that several figures of one page do not share them; ink and grid take the colours of the page
     (`--ink`, `--grid`); the size follows the column.
     """
-    body = svg[svg.index("<svg ") :]
+    body = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg ") :], flags=re.DOTALL)
     body = re.sub(r'\bid="', f'id="{prefix}-', body)
     body = re.sub(r'(xlink:href="#|url\(#)', rf"\g<1>{prefix}-", body)
     body = body.replace(INK, "var(--ink)").replace(GRID, "var(--grid)")

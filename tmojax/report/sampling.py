@@ -18,9 +18,7 @@ def mean_over_bins(time_s: np.ndarray, value: np.ndarray, edges_s: np.ndarray) -
     return np.diff(np.interp(edges_s, knots, area)) / np.diff(edges_s)
 
 
-def rate_of_intervals(
-    start_s: np.ndarray, end_s: np.ndarray, amount: np.ndarray, edges_s: np.ndarray
-) -> np.ndarray:
+def rate_of_intervals(start_s: np.ndarray, end_s: np.ndarray, amount: np.ndarray, edges_s: np.ndarray) -> np.ndarray:
     """Mean rate in every bin of amounts that arrive evenly between their start and end, [len(edges_s) - 1].
 
     With amount = end - start this is the fraction of every bin that is covered (of intervals that do not overlap).
