@@ -42,12 +42,31 @@ def test_shipped_configurations_are_valid(path):
     config = load_config(path)
     assert config.name == path.stem
     assert config.machine is not None and len(config.machine.devices) == 4
-    json.dumps(config.document)
-    # The resolved document stands for itself: parsing it again gives the same run.
-    again = parse_config({k: v for k, v in config.document.items() if v is not None}, path.parent, "other")
+    again = parse_config(json.loads(json.dumps(config.document)), path.parent, "other")
     assert (again.machine, again.workload, again.planners, again.name) == (
         config.machine, config.workload, config.planners, config.name,
     )  # fmt: skip
+
+
+def test_the_resolved_document_stands_for_itself():
+    document = {
+        **SMALL,
+        "name": "n",
+        "seed": 3,
+        "coordinate": False,
+        "time_budget": "90 s",
+        "capacity": {"bytes": "1.5 GiB"},
+        "output": {"jitter": 0.1},
+        "planners": [{"kind": "local-search", "search": {"evaluations": 7}}],
+    }
+    config = parse(document)
+    again = parse(json.loads(json.dumps(config.document)))
+    assert {k: v for k, v in vars(again).items() if k != "folder"} == {
+        k: v for k, v in vars(config).items() if k != "folder"
+    }
+    assert again.document["capacity"] == {"bytes": "1.5 GiB"}
+    assert again.document["output"] == {"jitter": 0.1, "jitter_samples": 100}
+    assert again.document["planners"][0]["search"]["start_threshold"] > 0
 
 
 def test_quickstart_says_what_it_is():
@@ -89,6 +108,8 @@ def test_prototype_has_the_figures_of_its_formula():
         ({"capacity": {"footprint_factor": 0.0}}, "capacity.footprint_factor: input should be greater than 0"),
         ({"capacity": {"bytes": "1 GB", "largest_feasible": True}}, "capacity: largest_feasible needs"),
         ({"actions": ["offlaod"]}, "actions: 'offlaod' is not one of offload, peer"),
+        ({"name": "a/b"}, "name: 'a/b' becomes a file name"),
+        ({"planners": [{"kind": "keep-all", "name": "../x"}]}, "name: '../x' becomes a file name"),
         ({"planners": []}, "planners: list should have at least 1 item"),
         ({"planners": [{}]}, "planners.0.kind: is missing; choose one of keep-all"),
         ({"planners": [{"kind": "magic"}]}, "planners.0.kind: 'magic'; choose one of keep-all"),

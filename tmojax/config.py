@@ -6,8 +6,8 @@ the rest.
 
 from __future__ import annotations
 
-import json
 import os
+import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields, replace
@@ -23,7 +23,6 @@ from tmojax.importers.machine_toml import (
     Seconds,
     Strict,
     explain,
-    merge,
     parse_machine,
     read_toml,
     resolve_presets,
@@ -42,7 +41,7 @@ from tmojax.problem import (
 )
 from tmojax.problem.io import read_problem
 from tmojax.problem.strict_json import shorten
-from tmojax.problem.typed_json import reader
+from tmojax.problem.typed_json import reader, writer
 from tmojax.units import format_bytes
 
 Settings = TypeVar("Settings")
@@ -106,10 +105,11 @@ class RunFile(Strict):
 class RunConfig:
     """A checked configuration.
 
-    `document`: the whole of it as JSON values, presets and overrides resolved. `machine` is None where a problem file
-    brings its own. `actions` and `micro_batches` are None where a problem file decides. `time_budget_s`: wall-clock
-    seconds for all planners together (None: no limit). `coordinate`: False switches coordination between GPUs off in
-    every planner, to measure what it is worth. `folder`: paths in the file are relative to it.
+    `document`: the whole of it as JSON values, presets, overrides and defaults filled in; it can be parsed again.
+    `machine` is None where a problem file brings its own; `actions` and `micro_batches` are None where a problem file
+    decides. `time_budget_s`: wall-clock seconds for all planners together (None: no limit). `coordinate`: False
+    switches coordination between GPUs off in every planner, to measure what it is worth. `folder`: paths in the file are
+    relative to it.
     """
 
     name: str
@@ -193,6 +193,9 @@ def parse_config(document: dict[str, Any], folder: Path, default_name: str) -> R
         _read_tagged(table, PLANNERS, f"planners.{index}", mistakes) for index, table in enumerate(file.planners)
     ]
     names = [planner.name for planner in planners if planner is not None]
+    for name in filter(None, [file.name, *names]):
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}", name):
+            mistakes.append(f"name: {shorten(name)} becomes a file name; use letters, digits and . _ + - (at most 64)")
     for name in sorted({name for name in names if names.count(name) > 1}):
         mistakes.append(f"planners: two are called {name!r}; give one of them another `name`")
     actions = None
@@ -229,12 +232,19 @@ def parse_config(document: dict[str, Any], folder: Path, default_name: str) -> R
                 break
     if mistakes:
         raise InputError("\n".join(mistakes))
-    resolved = merge(json.loads(file.model_dump_json(exclude={"workload", "machine", "planners"})), {})
-    resolved |= {"workload": file.workload, "machine": machine_document, "planners": file.planners}
-    resolved["name"] = file.name or default_name
     assert workload is not None
+    name = file.name or default_name
+    # Quantities stay as they were written; everything else is there with its default.
+    resolved = {"name": name, "coordinate": file.coordinate, "seed": file.seed, "output": file.output.model_dump()}
+    resolved |= {
+        key: document[key] for key in ("micro_batches", "actions", "capacity", "time_budget") if key in document
+    }
+    resolved["workload"] = _table(file.workload["kind"], workload)
+    if machine_document is not None:
+        resolved["machine"] = machine_document
+    resolved["planners"] = [_table(t["kind"], p) for t, p in zip(file.planners, planners, strict=True)]
     return RunConfig(
-        name=resolved["name"],
+        name=name,
         folder=folder,
         document=resolved,
         workload=workload,
@@ -248,6 +258,10 @@ def parse_config(document: dict[str, Any], folder: Path, default_name: str) -> R
         time_budget_s=file.time_budget,
         output=file.output,
     )
+
+
+def _table(kind: str, settings: Any) -> dict[str, Any]:
+    return {"kind": kind, **writer(type(settings))(settings, "")}
 
 
 def _collect(read: Any, mistakes: list[str]) -> Any:
