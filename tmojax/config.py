@@ -108,8 +108,8 @@ class RunConfig:
     `document`: the whole of it as JSON values, presets, overrides and defaults filled in; it can be parsed again.
     `machine` is None where a problem file brings its own; `actions` and `micro_batches` are None where a problem file
     decides. `time_budget_s`: wall-clock seconds for all planners together (None: no limit). `coordinate`: False
-    switches coordination between GPUs off in every planner, to measure what it is worth. `folder`: paths in the file are
-    relative to it.
+    switches coordination between GPUs off in every planner, to measure what it is worth. `folder`: paths in the file
+    are relative to it.
     """
 
     name: str
