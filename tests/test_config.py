@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from tmojax.config import FileWorkload, RunConfig, apply_override, build_problem
 from tmojax.errors import InputError
 from tmojax.importers.model_zoo import ModelWorkload
 from tmojax.importers.synthetic import SyntheticTransformer
+from tmojax.planners.base import Planner, PlanResult, Status
 from tmojax.planners.registry import PLANNERS
 from tmojax.problem import Action, largest_op_bytes
 from tmojax.problem.io import write_problem
@@ -53,7 +55,6 @@ def test_the_resolved_document_stands_for_itself():
         **SMALL,
         "name": "n",
         "seed": 3,
-        "coordinate": False,
         "time_budget": "90 s",
         "capacity": {"bytes": "1.5 GiB"},
         "output": {"jitter": 0.1},
@@ -161,6 +162,25 @@ def test_every_planner_can_be_configured(kind):
     config = parse({**SMALL, "planners": [{"kind": kind}, {"kind": kind, "name": "again"}]})
     assert [type(planner) for planner in config.planners] == [PLANNERS[kind]] * 2
     assert [planner.name for planner in config.planners] == [PLANNERS[kind]().name, "again"]
+
+
+@dataclass(frozen=True)
+class Switchable(Planner):
+    name: str = "switchable"
+    coordinate: bool = True
+
+    def plan(self, problem, *, seed=0, seeds=()):
+        return PlanResult(self.name, Status.NOT_FOUND)
+
+
+def test_coordination_is_switched_off_where_a_planner_can(monkeypatch):
+    monkeypatch.setitem(PLANNERS, "switchable", Switchable)
+    document = {**SMALL, "planners": [{"kind": "switchable"}, {"kind": "keep-all"}]}
+    assert parse(document).planners[0] == Switchable()
+    config = parse({**document, "coordinate": False})
+    assert config.planners[0] == Switchable(coordinate=False)
+    assert config.document["planners"][0]["coordinate"] is False
+    assert mistakes({**SMALL, "coordinate": False})[0].startswith("coordinate: none of the planners can")
 
 
 def test_nested_planner_settings():

@@ -108,8 +108,8 @@ class RunConfig:
     `document`: the whole of it as JSON values, presets, overrides and defaults filled in; it can be parsed again.
     `machine` is None where a problem file brings its own; `actions` and `micro_batches` are None where a problem file
     decides. `time_budget_s`: wall-clock seconds for all planners together (None: no limit). `coordinate`: False
-    switches coordination between GPUs off in every planner, to measure what it is worth. `folder`: paths in the file
-    are relative to it.
+    has set the setting of this name to False in every planner that has it, to measure what coordination between GPUs
+    is worth. `folder`: paths in the file are relative to it.
     """
 
     name: str
@@ -198,6 +198,11 @@ def parse_config(document: dict[str, Any], folder: Path, default_name: str) -> R
             mistakes.append(f"name: {shorten(name)} becomes a file name; use letters, digits and . _ + - (at most 64)")
     for name in sorted({name for name in names if names.count(name) > 1}):
         mistakes.append(f"planners: two are called {name!r}; give one of them another `name`")
+    if not file.coordinate:
+        able = [planner is not None and any(f.name == "coordinate" for f in fields(planner)) for planner in planners]
+        if not any(able):
+            mistakes.append("coordinate: none of the planners can plan without coordination; leave it out")
+        planners = [replace(p, coordinate=False) if can else p for p, can in zip(planners, able, strict=True)]
     actions = None
     if file.actions is not None:
         actions = [_collect(lambda a=a: reader(Action)(a, "actions"), mistakes) for a in file.actions]
