@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tmojax.simulate.jit import compiled, compiled_inner
+from tmojax.simulate.jit import compiled
 
 COMPUTE, OFFLOAD, PREFETCH, RELEASE, ENCODE, DECODE, COLLECTIVE, RETIRE, SIGNAL, WAIT, LEND, RECLAIM = range(12)
 
@@ -70,13 +70,16 @@ class Accesses(NamedTuple):
 class Order(NamedTuple):
     """State of the pass. Positions count through all steps; -1: none.
 
-    `stream_of[p]`: first stream of position p. `known[s, u]`: last position on stream u that something on stream s
-    waits for. `freed[m, s]`: last position on stream s that a release in memory m waits for. `chain[m]`: the same for
-    accesses without a stream, as an auxiliary node. `writer`, `readers` (head of a list of entries): per store, accesses
-    since its last release. `resident`: per key; `stored`: resident copies per store. `ran`: op x micro-batch.
-    `holds_workspace`: per instruction. `counts`: edges, reader entries, auxiliary nodes.
+    `edges`: rows (source, target). `counts`: edges, auxiliary nodes. `stream_of[p]`: first stream of position p. `tail`:
+    last position on each stream. `known[s, u]`: last position on stream u that something on stream s waits for.
+    `freed[m, s]`: last position on stream s that a release in memory m waits for. `chain[m]`: the same for accesses
+    without a stream, as an auxiliary node. `writer`, `readers`: per store, since its last release; readers are lists in
+    `entries`, rows (position, next entry). `resident`: per key; `stored`: resident copies per store. `ran`: op x
+    micro-batch. `holds_workspace`: per instruction. `needs`: what one instruction waits for.
     """
 
+    edges: NDArray[np.int64]
+    counts: NDArray[np.int64]
     stream_of: NDArray[np.int64]
     tail: NDArray[np.int64]
     known: NDArray[np.int64]
@@ -84,15 +87,12 @@ class Order(NamedTuple):
     chain: NDArray[np.int64]
     writer: NDArray[np.int64]
     readers: NDArray[np.int64]
-    entry_node: NDArray[np.int64]
-    entry_next: NDArray[np.int64]
-    source: NDArray[np.int64]
-    target: NDArray[np.int64]
+    entries: NDArray[np.int64]
     resident: NDArray[np.bool_]
     stored: NDArray[np.int64]
     ran: NDArray[np.bool_]
     holds_workspace: NDArray[np.bool_]
-    counts: NDArray[np.int64]
+    needs: NDArray[np.int64]
 
 
 def order_list(
@@ -106,234 +106,207 @@ def order_list(
     """
     length, keys = rows.kind.size, copies.store.size
     total = length * steps
-    capacity = steps * (2 * access_count + 8 * length) + 1024
+    touched = steps * (access_count + 2 * length) + 1
+    capacity = 2 * touched + 6 * total
     while True:
         order = Order(
-            np.tile(rows.stream, steps), np.full(streams, -1), np.full((streams, streams), -1), np.full((memories, streams), -1),
-            np.full(memories, -1), np.full(keys, -1), np.full(keys, -1), np.empty(capacity, np.int64),
-            np.empty(capacity, np.int64), np.empty(capacity, np.int64), np.empty(capacity, np.int64),
-            np.zeros(keys, np.bool_), np.zeros(keys, np.int64), np.zeros((accesses.step_op.size, micro_batches), np.bool_),
-            np.zeros(length, np.bool_), np.zeros(3, np.int64),
+            np.empty((capacity, 2), np.int64), np.zeros(2, np.int64), np.tile(rows.stream, steps), np.full(streams, -1),
+            np.full((streams, streams), -1), np.full((memories, streams), -1), np.full(memories, -1), np.full(keys, -1),
+            np.full(keys, -1), np.empty((touched, 2), np.int64), np.zeros(keys, np.bool_), np.zeros(keys, np.int64),
+            np.zeros((accesses.step_op.size, micro_batches), np.bool_), np.zeros(length, np.bool_),
+            np.empty(2 * touched + total + 2 * streams, np.int64),
         )  # fmt: skip
         _order_list(rows, accesses, copies, order, steps, micro_batches - 1, memory, engine_ptr, engine)
         needed = int(order.counts[0])
         if needed <= capacity:
-            return order.source[:needed], order.target[:needed], int(order.counts[2])
+            return order.edges[:needed, 0], order.edges[:needed, 1], int(order.counts[1])
         capacity = needed
-
-
-@compiled_inner
-def _edge(order, source, target):
-    place = order.counts[0]
-    order.counts[0] = place + 1
-    if place < order.source.size:
-        order.source[place] = source
-        order.target[place] = target
-
-
-@compiled_inner
-def _after(order, source, target, stream):
-    """`target`, on `stream` (-1: none), takes place after position `source`."""
-    if source < 0 or source == target:
-        return
-    other = order.stream_of[source]
-    if other >= 0 and stream >= 0:
-        if other == stream or order.known[stream, other] >= source:
-            return
-        order.known[stream, other] = source
-    _edge(order, source, target)
-
-
-@compiled_inner
-def _on_stream(order, stream, position, first):
-    """`position` is the next of `stream`. The edge is kept even if implied: it is what makes the stream a queue."""
-    last = order.tail[stream]
-    if last >= 0:
-        _edge(order, last, position)
-        other = order.stream_of[last]
-        order.known[first, other] = max(order.known[first, other], last)
-    order.tail[stream] = position
-
-
-@compiled_inner
-def _read(order, store, position, stream):
-    _after(order, order.writer[store], position, stream)
-    entry = order.readers[store]
-    while entry >= 0:
-        if stream >= 0 and order.stream_of[order.entry_node[entry]] == stream:
-            order.entry_node[entry] = position  # the earlier reader on this stream is done by then
-            return
-        entry = order.entry_next[entry]
-    entry = order.counts[1]
-    order.counts[1] = entry + 1
-    order.entry_node[entry] = position
-    order.entry_next[entry] = order.readers[store]
-    order.readers[store] = entry
-
-
-@compiled_inner
-def _write(order, store, position, stream):
-    _after(order, order.writer[store], position, stream)
-    entry = order.readers[store]
-    while entry >= 0:
-        _after(order, order.entry_node[entry], position, stream)
-        entry = order.entry_next[entry]
-    order.readers[store] = -1
-    order.writer[store] = position
-
-
-@compiled_inner
-def _free(order, memory, position, auxiliary):
-    """Later allocations in `memory` wait for `position`. `auxiliary`: id of the first auxiliary node."""
-    stream = order.stream_of[position]
-    if stream >= 0:
-        order.freed[memory, stream] = max(order.freed[memory, stream], position)
-        return
-    node = auxiliary + order.counts[2]
-    order.counts[2] += 1
-    if order.chain[memory] >= 0:
-        _edge(order, order.chain[memory], node)
-    _edge(order, position, node)
-    order.chain[memory] = node
-
-
-@compiled_inner
-def _allocate(order, memory, position, stream):
-    for other in range(order.tail.size):
-        _after(order, order.freed[memory, other], position, stream)
-    if order.chain[memory] >= 0:
-        _edge(order, order.chain[memory], position)
-
-
-@compiled_inner
-def _run_op(order, rows, accesses, copies, i, position, stream, last_micro_batch, memory):
-    """Compute or collective `i`. Returns whether it holds workspace after this (until it is retired)."""
-    resident, stored, ran = order.resident, order.stored, order.ran
-    op, micro_batch = rows.op[i], rows.micro_batch[i]
-    first = not ran[op, micro_batch]
-    ran[op, micro_batch] = True
-    instance = last_micro_batch if accesses.step_op[op] else micro_batch
-    workspace = accesses.workspace_bytes[op]
-    allocates = False
-    for e in range(accesses.ptr[op, 0], accesses.ptr[op, 1]):
-        tensor = accesses.tensor[e]
-        _read(order, copies.store[accesses.key[tensor] + instance * accesses.stride[tensor]], position, stream)
-    for e in range(accesses.ptr[op, 1], accesses.ptr[op, 2]):
-        tensor = accesses.tensor[e]
-        _write(order, copies.store[accesses.key[tensor] + instance * accesses.stride[tensor]], position, stream)
-    for e in range(accesses.ptr[op, 2], accesses.ptr[op, 3]):
-        tensor = accesses.tensor[e]
-        key = accesses.key[tensor] + instance * accesses.stride[tensor]
-        store = copies.store[key]
-        if resident[key] and not first:
-            workspace += accesses.size_bytes[tensor]  # to scratch; the resident copy is not touched
-            continue
-        _write(order, store, position, stream)
-        if not resident[key]:
-            resident[key] = True
-            allocates = allocates or stored[store] == 0
-            stored[store] += 1
-    if allocates or workspace > 0:
-        _allocate(order, memory, position, stream)
-    return workspace > 0
-
-
-@compiled_inner
-def _make_copy(order, rows, copies, i, position, stream):
-    """Transfer, encode or decode `i`."""
-    resident, stored = order.resident, order.stored
-    key = rows.target_key[i]
-    store = copies.store[key]
-    _read(order, copies.store[rows.key[i]], position, stream)
-    _write(order, store, position, stream)
-    allocates = rows.workspace_bytes[i] > 0
-    if not resident[key]:
-        resident[key] = True
-        allocates = allocates or stored[store] == 0
-        stored[store] += 1
-    if allocates:
-        _allocate(order, rows.target_memory[i], position, stream)
-
-
-@compiled_inner
-def _release(order, rows, copies, i, position, stream, auxiliary):
-    resident, stored = order.resident, order.stored
-    key, memory = rows.key[i], rows.memory[i]
-    store = copies.store[key]
-    if order.writer[store] >= 0:
-        _after(order, order.writer[store], position, stream)
-        _free(order, memory, order.writer[store], auxiliary)
-    entry = order.readers[store]
-    while entry >= 0:
-        _after(order, order.entry_node[entry], position, stream)
-        _free(order, memory, order.entry_node[entry], auxiliary)
-        entry = order.entry_next[entry]
-    if resident[key]:
-        resident[key] = False
-        stored[store] -= 1
-    if stored[store] == 0:  # what is written here next is another allocation, which waits by 5.1
-        order.writer[store] = -1
-        order.readers[store] = -1
-
-
-@compiled_inner
-def _start_step(order, copies, step):
-    """Instances of a micro-batch or step are new in every step; persistent copies and what they wait for carry over."""
-    resident, stored, ran = order.resident, order.stored, order.ran
-    ran[:] = False
-    stored[:] = 0
-    for key in range(resident.size):
-        if step == 0 or not copies.persistent[key]:
-            resident[key] = copies.resident[key]
-            order.writer[key] = -1
-            order.readers[key] = -1
-        if resident[key]:
-            stored[copies.store[key]] += 1
 
 
 @compiled
 def _order_list(rows, accesses, copies, order, steps, last_micro_batch, memory, engine_ptr, engine):
-    length = rows.kind.size
-    total = length * steps
+    # One function on purpose: a call that hands over a dozen arrays costs more than what it would do here.
+    kinds, ops, micro_batches, keys, memories = rows.kind, rows.op, rows.micro_batch, rows.key, rows.memory
+    target_keys, target_memories, routes, after = rows.target_key, rows.target_memory, rows.route, rows.after
+    streams, retired, coding_bytes = rows.stream, rows.retired, rows.workspace_bytes
+    access_ptr, access_tensor, op_bytes, step_op = (
+        accesses.ptr, accesses.tensor, accesses.workspace_bytes, accesses.step_op
+    )  # fmt: skip
+    size_bytes, first_key, stride = accesses.size_bytes, accesses.key, accesses.stride
+    store_of, persistent, resident_at_start = copies.store, copies.persistent, copies.resident
+    edges, stream_of, tail, known = order.edges, order.stream_of, order.tail, order.known
+    freed, chain, writer, readers, entries = order.freed, order.chain, order.writer, order.readers, order.entries
+    resident, stored, ran, holds_workspace = order.resident, order.stored, order.ran, order.holds_workspace
+    needs = order.needs
+    length = kinds.size
+    edge_count, entry_count, auxiliary_count = 0, 0, 0
     for step in range(steps):
-        _start_step(order, copies, step)
+        # Instances of a micro-batch or step are new in every step; persistent copies, and who used them, carry over.
+        ran[:] = False
+        stored[:] = 0
+        for key in range(resident.size):
+            if step == 0 or not persistent[key]:
+                resident[key] = resident_at_start[key]
+                writer[key] = -1
+                readers[key] = -1
+            if resident[key]:
+                stored[store_of[key]] += 1
+
         for i in range(length):
             position = step * length + i
-            kind, stream = rows.kind[i], rows.stream[i]
-            if kind == COMPUTE or kind == COLLECTIVE:
-                _on_stream(order, stream, position, stream)
-                order.holds_workspace[i] = _run_op(
-                    order, rows, accesses, copies, i, position, stream, last_micro_batch, memory
-                )
-                if order.holds_workspace[i] and not rows.retired[i]:
-                    _free(order, memory, position, total)
-            elif kind == OFFLOAD or kind == PREFETCH:
-                for e in range(engine_ptr[rows.route[i]], engine_ptr[rows.route[i] + 1]):
-                    _on_stream(order, 2 + engine[e], position, stream)
-                _make_copy(order, rows, copies, i, position, stream)
-            elif kind == ENCODE or kind == DECODE:
-                _on_stream(order, stream, position, stream)
-                _make_copy(order, rows, copies, i, position, stream)
-                order.holds_workspace[i] = rows.workspace_bytes[i] > 0
-                if order.holds_workspace[i] and not rows.retired[i]:
-                    _free(order, rows.target_memory[i], position, total)
+            kind, stream = kinds[i], streams[i]
+            runs_op = kind == COMPUTE or kind == COLLECTIVE
+            codes = kind == ENCODE or kind == DECODE
+            transfers = kind == OFFLOAD or kind == PREFETCH
+            need_count = 0
+            frees_in = -1  # memory in which this instruction frees something
+
+            # Hazards: `needs` collects earlier accesses in the way.
+            if runs_op or codes or transfers:
+                begin, update, write, end = 0, 1, 1, 2  # a copy: reads keys[i], writes target_keys[i]
+                instance, workspace = 0, coding_bytes[i]
+                first = True
+                if runs_op:
+                    op = ops[i]
+                    begin, update, write, end = access_ptr[op, 0], access_ptr[op, 1], access_ptr[op, 2], access_ptr[op, 3]
+                    first = not ran[op, micro_batches[i]]
+                    ran[op, micro_batches[i]] = True
+                    instance = last_micro_batch if step_op[op] else micro_batches[i]
+                    workspace = op_bytes[op]
+                allocates = False
+                for e in range(begin, end):
+                    if runs_op:
+                        tensor = access_tensor[e]
+                        key = first_key[tensor] + instance * stride[tensor]
+                        if e >= write and not first and resident[key]:
+                            workspace += size_bytes[tensor]  # to scratch; the resident copy is not touched
+                            continue
+                    else:
+                        key = keys[i] if e == begin else target_keys[i]
+                    store = store_of[key]
+                    needs[need_count] = writer[store]
+                    need_count += 1
+                    entry = readers[store]
+                    if e < update:
+                        while entry >= 0 and (stream < 0 or stream_of[entries[entry, 0]] != stream):
+                            entry = entries[entry, 1]
+                        if entry >= 0:
+                            entries[entry, 0] = position  # the earlier reader on this stream is done by then
+                        else:
+                            entries[entry_count, 0] = position
+                            entries[entry_count, 1] = readers[store]
+                            readers[store] = entry_count
+                            entry_count += 1
+                        continue
+                    while entry >= 0:
+                        needs[need_count] = entries[entry, 0]
+                        need_count += 1
+                        entry = entries[entry, 1]
+                    readers[store] = -1
+                    writer[store] = position
+                    if e >= write and not resident[key]:
+                        resident[key] = True
+                        stored[store] += 1
+                        allocates = allocates or stored[store] == 1
+                where = memory if runs_op else target_memories[i]
+                if allocates or workspace > 0:
+                    for other in range(tail.size):
+                        needs[need_count] = freed[where, other]
+                        need_count += 1
+                    needs[need_count] = chain[where]
+                    need_count += 1
+                holds_workspace[i] = workspace > 0
+                if workspace > 0 and not retired[i]:
+                    frees_in = where
             elif kind == RELEASE:
-                _release(order, rows, copies, i, position, stream, total)
-            elif kind == WAIT:
-                _on_stream(order, stream, position, stream)
+                frees_in = memories[i]
+                store = store_of[keys[i]]
+                needs[need_count] = writer[store]
+                need_count += 1
+                entry = readers[store]
+                while entry >= 0:
+                    needs[need_count] = entries[entry, 0]
+                    need_count += 1
+                    entry = entries[entry, 1]
+                if resident[keys[i]]:
+                    resident[keys[i]] = False
+                    stored[store] -= 1
+                if stored[store] == 0:  # what is written here next is another allocation, which waits by 5.1
+                    writer[store] = -1
+                    readers[store] = -1
             elif kind == LEND:
-                _allocate(order, memory, position, stream)
+                for other in range(tail.size):
+                    needs[need_count] = freed[memory, other]
+                    need_count += 1
+                needs[need_count] = chain[memory]
+                need_count += 1
             elif kind == RECLAIM:
-                lend = rows.after[i]
-                if lend >= 0:
-                    _after(order, step * length + lend, position, stream)
-                for other in range(max(lend, 0), i):
-                    if rows.kind[other] == WAIT:
-                        _after(order, step * length + other, position, stream)
-                        _free(order, memory, step * length + other, total)
-            else:
-                after = step * length + rows.after[i]
-                _after(order, after, position, stream)
-                if kind == RETIRE and order.holds_workspace[rows.after[i]]:
-                    coded = rows.kind[rows.after[i]] == ENCODE or rows.kind[rows.after[i]] == DECODE
-                    _free(order, rows.target_memory[rows.after[i]] if coded else memory, after, total)
+                frees_in = memory
+                if after[i] >= 0:
+                    needs[need_count] = step * length + after[i]
+                    need_count += 1
+                for other in range(max(after[i], 0), i):
+                    if kinds[other] == WAIT:
+                        needs[need_count] = step * length + other
+                        need_count += 1
+            elif kind != WAIT:  # retire, signal
+                needs[need_count] = step * length + after[i]
+                need_count += 1
+                if kind == RETIRE and holds_workspace[after[i]]:
+                    target = kinds[after[i]]
+                    frees_in = target_memories[after[i]] if target == ENCODE or target == DECODE else memory
+
+            # Streams. These edges stay even if implied: they are what makes a stream a queue.
+            if stream >= 0:
+                begin, end = (engine_ptr[routes[i]], engine_ptr[routes[i] + 1]) if transfers else (0, 1)
+                for e in range(begin, end):
+                    on = 2 + engine[e] if transfers else stream
+                    last = tail[on]
+                    tail[on] = position
+                    if last >= 0:
+                        if edge_count < edges.shape[0]:
+                            edges[edge_count, 0] = last
+                            edges[edge_count, 1] = position
+                        edge_count += 1
+                        other = stream_of[last]
+                        known[stream, other] = max(known[stream, other], last)
+
+            # Edges for the needs, unless the stream implies them.
+            for n in range(need_count):
+                source = needs[n]
+                if source < 0 or source == position:
+                    continue
+                other = stream_of[source] if source < stream_of.size else -1
+                if other >= 0 and stream >= 0:
+                    if other == stream or known[stream, other] >= source:
+                        continue
+                    known[stream, other] = source
+                if edge_count < edges.shape[0]:
+                    edges[edge_count, 0] = source
+                    edges[edge_count, 1] = position
+                edge_count += 1
+
+            # Frees: later allocations wait for what a release waits for, or for this instruction if it ends workspace.
+            if frees_in >= 0:
+                if runs_op or codes:
+                    needs[0] = position
+                    need_count = 1
+                for n in range(need_count):
+                    source = needs[n]
+                    if source < 0:
+                        continue
+                    other = stream_of[source]
+                    if other >= 0:
+                        freed[frees_in, other] = max(freed[frees_in, other], source)
+                        continue
+                    node = stream_of.size + auxiliary_count
+                    auxiliary_count += 1
+                    for previous in (chain[frees_in], source):
+                        if previous >= 0:
+                            if edge_count < edges.shape[0]:
+                                edges[edge_count, 0] = previous
+                                edges[edge_count, 1] = node
+                            edge_count += 1
+                    chain[frees_in] = node
+    order.counts[0] = edge_count
+    order.counts[1] = auxiliary_count

@@ -25,4 +25,4 @@ def compiled_inner(function: Callable[..., Any]) -> Any:
     """The same for functions that only compiled ones call: without entry from Python, which takes half of their compile
     time.
     """
-    return compiled(function, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+    return compiled(function, no_cpython_wrapper=True, no_cfunc_wrapper=True, forceinline=True)
