@@ -49,8 +49,9 @@ class Plan:
         return Schedule(lists, initial, self.link_policies, self.order)
 
     def place(self, device: int, line: str) -> int:
-        """Index of the only line that reads `line` (without its label)."""
-        places = [i for i, text in enumerate(self.lines[device]) if _without_label(text) == line]
+        """Index of the only line that reads `line`, or if there is none, reads so without its label."""
+        places = [i for i, text in enumerate(self.lines[device]) if text == line]
+        places = places or [i for i, text in enumerate(self.lines[device]) if _without_label(text) == line]
         assert len(places) == 1, f"{line!r} stands at {places} in list {device}"
         return places[0]
 

@@ -173,9 +173,9 @@ ENCODED = Plan(
         release a gpu0 form=half
         prefetch a host gpu0 form=half
         decode a gpu0 half
-        release a gpu0 form=half
         release a host form=half
         compute back
+        release a gpu0 form=half
         release a gpu0
         release b gpu0
         compute step
@@ -243,8 +243,8 @@ TWO_BATCHES = Plan(
 
 # --- two GPUs ---------------------------------------------------------------------------------------------------------
 
-_ALONE = KEEP.lines[0]
-_SECOND = tuple(line.replace("gpu0", "gpu1") for line in _ALONE)
+# What the second GPU does when it plans alone.
+SECOND = tuple(line.replace("gpu0", "gpu1") for line in KEEP.lines[0])
 
 # gpu0 parks `a` in memory that gpu1 lends.
 LOAN = Plan(
@@ -311,7 +311,7 @@ READER = Plan(
             release w host owner=gpu0 part=0/2
             signal 1 here
             """),
-            *_SECOND,
+            *SECOND,
         ),
     ),
     ({"w": ("gpu0", "host")}, {"w": ("gpu1",)}),

@@ -10,7 +10,7 @@ from tmojax.check.between import (
     fuse_collectives,
 )
 from tmojax.check.graph import Clocks, Graph, cycles, topological_order
-from tmojax.check.links import check_links, order_edges
+from tmojax.check.links import check_links, check_shared_engines, order_edges
 from tmojax.check.rules import CheckReport, Findings, Rule
 from tmojax.check.shape import check_shape
 from tmojax.check.shared import SharedLog
@@ -50,19 +50,21 @@ def check(problem: Problem, schedule: Schedule) -> CheckReport:
     fuse_collectives(static, walks, graph, findings)
     connect_events(walks, graph)
 
-    source, target = graph.edges()
-    all_source, all_target = order_edges(graph, orders, source, target)
-    order = topological_order(graph.node_count, all_source, all_target)
+    edges = graph.edges()
+    all_edges = order_edges(graph, orders, edges)
+    order = topological_order(graph.node_count, *all_edges)
     if len(order) < graph.node_count:
-        for cycle in cycles(graph.node_count, all_source, all_target):
+        for cycle in cycles(graph.node_count, *all_edges):
             _report_cycle(static, schedule, graph, cycle, findings)
         if shared.active or any(walk.state.borrowed for walk in walks):
             notes.append("the schedule can deadlock, so loans and copies that several lists use were not checked")
-    elif shared.active or any(walk.state.borrowed for walk in walks):
-        clocks = Clocks(graph, order, source, target)
-        check_loans(static, walks, graph, clocks)
-        if shared.active:
-            SharedCopies(static, walks, graph, clocks, order, shared).check()
+    else:
+        check_shared_engines(static, schedule, graph, orders, edges, all_edges, order, findings)
+        if shared.active or any(walk.state.borrowed for walk in walks):
+            clocks = Clocks(graph, order, *edges)
+            check_loans(static, walks, graph, clocks)
+            if shared.active:
+                SharedCopies(static, walks, graph, clocks, order, shared).check()
 
     names = [memory.name for memory in problem.machine.memories]
     totals = [sum(walk.initial_bytes[memory] for walk in walks) for memory in range(len(names))]
@@ -97,14 +99,9 @@ def _report_memory(static: Static, walk: ListWalk) -> tuple[tuple[str, int], ...
 
 
 def _report_cycle(static: Static, schedule: Schedule, graph: Graph, cycle: list[int], findings: Findings) -> None:
-    # Fused nodes carry the name of their first member; extra nodes stand between two instructions and add nothing.
-    steps = []
-    for node in cycle:
-        if node < graph.instructions:
-            device = max(d for d in range(len(schedule.lists)) if graph.first[d] <= node)
-            while node >= graph.first[device + 1]:
-                device -= 1
-            steps.append((device, node - graph.first[device]))
+    # A fused node carries the name of its first member; a barrier stands between two instructions and adds nothing.
+    named = [step for step in map(graph.instruction, cycle) if step is not None]
+    steps = list(dict.fromkeys(named))
     texts = [static.describe(device, index, schedule.lists[device][index]) for device, index in steps]
     shown = texts if len(texts) <= 8 else [*texts[:4], f"... {len(texts) - 8} more ...", *texts[-4:]]
     device, index = steps[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 import numpy as np
 
 
@@ -11,16 +13,16 @@ class Graph:
     def __init__(self, lengths: list[int]) -> None:
         self.first: list[int] = np.concatenate(([0], np.cumsum(lengths))).tolist()  # first node of each list
         self.instructions = self.first[-1]
-        self.labels: list[tuple[int, str]] = []  # (device, text) of the extra nodes
+        self.extra: list[int] = []  # instruction node that an extra node belongs to; -1: none
+        self.starts: dict[int, int] = {}  # instruction node -> node of its start, where that is a node of its own
         self.chains: dict[tuple[int, int], list[int]] = {}  # (device, stream) -> its nodes in order
-        self._barriers: dict[int, tuple[int, int]] = {}
         self._source: list[int] = []
         self._target: list[int] = []
         self._representative: dict[int, int] = {}
 
     @property
     def node_count(self) -> int:
-        return self.instructions + len(self.labels)
+        return self.instructions + len(self.extra)
 
     def edge(self, source: int, target: int) -> None:
         self._source.append(source)
@@ -33,12 +35,24 @@ class Graph:
         else:
             chain.append(node)
 
-    def extra_node(self, device: int, label: str) -> int:
-        self.labels.append((device, label))
+    def extra_node(self, instruction_node: int = -1) -> int:
+        """A node that is no instruction: a barrier, or what belongs to `instruction_node`."""
+        self.extra.append(instruction_node)
         return self.node_count - 1
 
-    def barrier(self, device: int, memory: int) -> int:
-        return self.extra_node(device, f"all frees so far in memory {memory}")
+    def split_start(self, node: int) -> None:
+        """Give the start of an instruction a node apart from its end."""
+        if node not in self.starts:
+            self.starts[node] = self.extra_node(node)
+
+    def instruction(self, node: int) -> tuple[int, int] | None:
+        """(device, index) of an instruction node, or of the instruction to which an extra node belongs."""
+        if node >= self.instructions:
+            node = self.extra[node - self.instructions]
+        if node < 0:
+            return None
+        device = bisect_right(self.first, node) - 1
+        return device, node - self.first[device]
 
     def fuse(self, nodes: list[int]) -> None:
         """Make one node of several: the members of a collective."""
@@ -166,9 +180,13 @@ class Clocks:
     `clock[n, c]`: how many instructions of chain c (a stream of a list) are complete when node n is. A node on a chain
     is complete before another one starts exactly if the other's clock counts it. A node on no chain (release, barrier,
     signal) is complete when all that it waits for is: every entry of its clock must be reached.
+
+    `order`: a topological order of the edges (and of more, perhaps). `started`: count instructions that have started.
     """
 
-    def __init__(self, graph: Graph, order: list[int], source: np.ndarray, target: np.ndarray) -> None:
+    def __init__(
+        self, graph: Graph, order: list[int], source: np.ndarray, target: np.ndarray, started: bool = False
+    ) -> None:
         count = graph.node_count
         self._graph = graph
         self._place: dict[int, tuple[int, int]] = {}
@@ -176,6 +194,7 @@ class Clocks:
         for chain, nodes in enumerate(graph.chains.values()):
             for position, node in enumerate(nodes, start=1):
                 name = graph.representative(node)
+                name = graph.starts.get(name, name) if started else name
                 self._place.setdefault(name, (chain, position))
                 own.setdefault(name, []).append((chain, position))
         start, before = adjacency(count, target, source)
@@ -189,6 +208,11 @@ class Clocks:
             self._start[node] = row
             for chain, position in own.get(node, ()):
                 row[chain] = position
+
+    def count(self, chain: int, node: int) -> int:
+        """How many instructions of a chain (by its place in `Graph.chains`) are counted when a node starts."""
+        node = self._graph.representative(node)
+        return int(max(self._start[node, chain], self._start[self._graph.starts.get(node, node), chain]))
 
     def ordered(self, before: int, after: int) -> bool:
         before, after = self._graph.representative(before), self._graph.representative(after)

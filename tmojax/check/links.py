@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from tmojax.check.graph import Graph
+from tmojax.check.graph import Clocks, Graph
 from tmojax.check.rules import START, WHOLE, Findings, Rule
 from tmojax.check.static import TRANSFERS, Static
-from tmojax.problem.schedule import LinkPolicyKind, Schedule
+from tmojax.problem.schedule import FIRST_ENGINE_STREAM, LinkPolicyKind, Schedule
+
+LinkOrder = tuple[int, list[tuple[int, int]]]  # slots, and the transfers as (device, instruction)
+Edges = tuple[np.ndarray, np.ndarray]  # sources, targets
 
 
 def _transfers(static: Static, schedule: Schedule) -> dict[int, list[tuple[int, int]]]:
@@ -23,8 +26,8 @@ def _transfers(static: Static, schedule: Schedule) -> dict[int, list[tuple[int, 
     return found
 
 
-def check_links(static: Static, schedule: Schedule, findings: Findings) -> list[tuple[str, int, list[tuple[int, int]]]]:
-    """Check what `order` and `priority` policies name. Returns (link, slots, sequence) of every usable order."""
+def check_links(static: Static, schedule: Schedule, findings: Findings) -> list[LinkOrder]:
+    """Check what `order` and `priority` policies name. Returns every order, without entries that are wrong."""
     policies = schedule.link_policies
     if all(policy.kind in (LinkPolicyKind.FAIR, LinkPolicyKind.FCFS) for policy in policies):
         return []
@@ -55,41 +58,71 @@ def check_links(static: Static, schedule: Schedule, findings: Findings) -> list[
         for device, index in sorted(wanted - seen):
             text = static.describe(device, index, schedule.lists[device][index])
             findings.add(Rule.LINK_ORDER, device, index, f"{name}: the sequence lacks {text}")
-        orders.append((name, policy.slots, usable))
+        orders.append((policy.slots, usable))
     return orders
 
 
-def order_edges(
-    graph: Graph, orders: list[tuple[str, int, list[tuple[int, int]]]], source: np.ndarray, target: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def order_edges(graph: Graph, orders: list[LinkOrder], edges: Edges) -> Edges:
     """The edges of the schedule with those of `order` policies added.
 
     With one slot a transfer starts after the end of the one before it. With s slots it starts after the start of the
     one before it and after the end of the one s places before it; such a transfer gets a second node for its start, at
     which all its other edges arrive.
     """
-    start_of: dict[int, int] = {}
-    extra: list[tuple[int, int]] = []
-    for name, slots, sequence in orders:
-        nodes = [graph.first[device] + index for device, index in sequence]
-        if slots > 1:
-            for node, (device, index) in zip(nodes, sequence, strict=True):
-                if node not in start_of:
-                    start_of[node] = graph.extra_node(device, f"start of #{index} on {name}")
-    for _, slots, sequence in orders:
-        nodes = [graph.first[device] + index for device, index in sequence]
-        starts = [start_of.get(node, node) for node in nodes]
+    sequences = [(slots, [graph.first[d] + index for d, index in sequence]) for slots, sequence in orders]
+    for slots, nodes in sequences:
+        for node in nodes if slots > 1 else ():
+            graph.split_start(node)
+    source, target = edges
+    extra = [(start, node) for node, start in graph.starts.items()]
+    for slots, nodes in sequences:
+        starts = [graph.starts.get(node, node) for node in nodes]
         for place in range(1, len(nodes)):
             if slots > 1:
                 extra.append((starts[place - 1], starts[place]))
             if place >= slots:
                 extra.append((nodes[place - slots], starts[place]))
     names = np.arange(graph.node_count)
-    if start_of:
-        names[list(start_of)] = list(start_of.values())
+    names[list(graph.starts)] = list(graph.starts.values())
     target = names[target]
-    extra += [(start, node) for node, start in start_of.items()]
     if extra:
         added = np.array(extra, dtype=np.int64)
         source, target = np.concatenate((source, added[:, 0])), np.concatenate((target, added[:, 1]))
     return source, target
+
+
+def check_shared_engines(
+    static: Static, schedule: Schedule, graph: Graph, orders: list[LinkOrder], edges: Edges, all_edges: Edges,
+    order: list[int], findings: Findings,
+) -> None:  # fmt: skip
+    """A transfer holds its engines while it waits for its turn on an `order` link (section 7).
+
+    So if an engine serves several lists, whatever must have used it before a transfer's turn comes has to be ordered
+    before that transfer by signals as well; otherwise the transfer may take the engine first and wait for ever.
+    `edges`, `all_edges`: without and with those of the orders.
+    """
+    users: dict[int, list[int]] = {}  # engine stream -> chains of the lists that use it
+    for place, (_, stream) in enumerate(graph.chains):
+        if stream >= FIRST_ENGINE_STREAM:
+            users.setdefault(stream, []).append(place)
+    shared = {stream: places for stream, places in users.items() if len(places) > 1}
+    if not orders or not shared:
+        return
+    plain = Clocks(graph, order, *edges)
+    turned = Clocks(graph, order, *all_edges, started=True)
+    chains = list(graph.chains.items())
+    for stream, places in shared.items():
+        for place in places:
+            (device, _), nodes = chains[place]
+            for node in nodes:
+                index = node - graph.first[device]
+                others = [other for other in places if other != place]
+                behind = [o for o in others if turned.count(o, node) > plain.count(o, node)]
+                if behind and int(schedule.lists[device]["kind"][index]) in TRANSFERS:
+                    text = static.describe(device, index, schedule.lists[device][index])
+                    names = ", ".join(static.device_name(chains[other][0][0]) for other in behind)
+                    findings.add(
+                        Rule.DEADLOCK, device, index,
+                        f"{text}: may hold {static.stream_name(stream)} while its turn on a link waits for a transfer "
+                        f"of {names} on that engine; order them by a signal",
+                    )  # fmt: skip

@@ -82,7 +82,7 @@ class ListOrder:
             if barrier is None and len(freed) == 1:
                 barrier = freed[0]
             else:
-                previous, barrier = barrier, self._graph.barrier(self._device, memory)
+                previous, barrier = barrier, self._graph.extra_node()
                 if previous is not None:
                     self._graph.edge(previous, barrier)
                 for free in freed:
