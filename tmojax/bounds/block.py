@@ -20,7 +20,8 @@ MS = 1e-3
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """slots [J]: increasing. tight [J]: memory is demanded there; exact [J]: with the inputs of recomputations as well."""
+    """slots [J]: increasing. tight [J]: memory is demanded there; exact [J]: with the inputs of recomputations as
+    well."""
 
     slots: np.ndarray
     tight: np.ndarray
@@ -28,28 +29,33 @@ class Moments:
 
 
 def choose_moments(gaps: Gaps, capacity_bytes: int, tight: int = 90, exact: int = 4, timing: int = 16) -> Moments:
-    """At most `tight` slots at which memory overflows (the worst of each stretch), `exact` of them, and `timing` others."""
+    """At most `tight` slots at which memory overflows (the worst of each stretch), `exact` of them, and `timing`
+    others."""
     slots = len(gaps.slot_op)
     need = gaps.touched_bytes + gaps.idle_bytes() + int(gaps.resting_bytes.sum()) + gaps.fixed_resting_bytes
     over = np.flatnonzero(need > capacity_bytes)
-    worst = {int(part[np.argmax(need[part])]) for part in np.array_split(over, min(tight, len(over)))} if len(over) else set()
-    fixed = {int(part[np.argmax(need[part])]) for part in np.array_split(over, min(exact, len(over)))} if len(over) else set()
-    if len(over):
-        fixed.add(int(over[np.argmax(need[over])]))
+    over = over[over >= gaps.first_allocation]
+
+    def worst(count: int) -> set[int]:
+        parts = np.array_split(over, min(count, len(over))) if len(over) else []
+        return {int(part[np.argmax(need[part])]) for part in parts}
+
+    held, fixed = worst(tight), worst(exact) | worst(1)
     other = {int(s) for s in np.linspace(0, slots - 1, min(timing, slots))}
     movable = gaps.may_move
     for first, last in ((gaps.made, gaps.end), (gaps.start, gaps.end)):
         inner = movable & (first >= 0) & (last < slots)
         if inner.any():
             other |= {min(int(first[inner].min()) + 1, slots - 1), int(last[inner].max())}
-    chosen = np.array(sorted(worst | fixed | other), np.int64)
-    return Moments(chosen, np.isin(chosen, list(worst | fixed)), np.isin(chosen, list(fixed)))
+    chosen = np.array(sorted(held | fixed | other), np.int64)
+    return Moments(chosen, np.isin(chosen, list(held | fixed)), np.isin(chosen, list(fixed)))
 
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Columns of one block: out, into [J + 1] cumulative GB that have crossed by each moment and by the end of the block; end_ms: its
-    length. moved [I]: column of the moved share of each gap (-1: none); tails count as moved without bytes here.
+    """Columns of one block: out, into [J + 1] cumulative GB that have crossed by each moment and by the end of the
+    block; end_ms: its length. moved [I]: column of the moved share of each gap (-1: none); tails count as moved
+    without bytes here.
     """
 
     out: np.ndarray
@@ -61,7 +67,8 @@ class Block:
 def add_block(
     model: LinearModel, gaps: Gaps, device: DeviceClass, moments: Moments, resting: np.ndarray, longest_ms: float
 ) -> Block:
-    """Add one micro-batch; `resting` [S]: columns of the share of every resting tensor that leaves at some time of the step.
+    """Add one micro-batch; `resting` [S]: columns of the share of every resting tensor that leaves at some time of
+    the step.
 
     `longest_ms`: more than the block can take when the objective is at its minimum.
     """
@@ -92,8 +99,14 @@ def add_block(
     away_again = model.add_columns(count, 0.0, float(size[rerun].sum()))
     pays = pick & (gaps.host == Host.COPY_OUT)
 
-    def running(columns: np.ndarray, index: np.ndarray, where: np.ndarray, choice: np.ndarray, sign: float = 1.0,
-                ending: np.ndarray | None = None) -> None:
+    def running(
+        columns: np.ndarray,
+        index: np.ndarray,
+        where: np.ndarray,
+        choice: np.ndarray,
+        sign: float = 1.0,
+        ending: np.ndarray | None = None,
+    ) -> None:
         """columns[j] = sum of size * choice over gaps with index <= j (and, with `ending`, j < ending)."""
         rows = np.flatnonzero(where)
         for j in range(len(columns)):
@@ -136,10 +149,15 @@ def add_block(
 
 
 def _add_exact(model, gaps, slot, around, size, moved, again, overflow, at_rest, crossed) -> None:
-    """One moment with a share per tensor: what is recomputed later needs its inputs kept, moved or recomputed later too."""
+    """One moment with a share per tensor: what is recomputed later needs its inputs kept, moved or recomputed later
+    too."""
     out, free, into = crossed
     living = np.flatnonzero(around & gaps.lives)
-    dead = {int(gaps.tensor[i]): int(i) for i in np.flatnonzero(around & ~gaps.lives) if gaps.last_use[gaps.tensor[i]] < slot}
+    dead = {
+        int(gaps.tensor[i]): int(i)
+        for i in np.flatnonzero(around & ~gaps.lives)
+        if gaps.last_use[gaps.tensor[i]] < slot
+    }
     off: dict[int, int] = {}
     rec: dict[int, int] = {}
     kept: dict[int, int] = {}
@@ -165,11 +183,14 @@ def _add_exact(model, gaps, slot, around, size, moved, again, overflow, at_rest,
     away = [(column, size[i]) for way in (off, rec) for i, column in way.items() if i in alive]
     held = [(column, -size[i]) for i, column in kept.items()]
     model.add_row(overflow, INFINITY, *away, *held, at_rest)
-    model.add_row(0.0, INFINITY, (out, 1.0), (free, 1.0), (into, -1.0), *((column, -size[i]) for i, column in off.items()))
+    model.add_row(
+        0.0, INFINITY, (out, 1.0), (free, 1.0), (into, -1.0), *((column, -size[i]) for i, column in off.items())
+    )
 
 
 def _recompute_time(model, gaps, first, last, again, count) -> np.ndarray:
-    """Columns [count + 1]: ms of recomputation done by each moment; runs lie between the gap's first and last moment."""
+    """Columns [count + 1]: ms of recomputation done by each moment; runs lie between the gap's first and last
+    moment."""
     slots = sorted({int(s) for s in gaps.producer[again >= 0]})
     limit_ms = float(sum(gaps.slot_s[gaps.producer[i]] for i in np.flatnonzero(again >= 0))) / MS
     done = model.add_columns(count + 1, 0.0, limit_ms)
@@ -209,10 +230,16 @@ def _add_time(model, gaps, device, at, out, into, done, longest_ms) -> int:
     starts = np.concatenate([[0.0], np.cumsum(gaps.slot_s)]) / MS
     instant = np.concatenate([starts[at], starts[-1:]])
     time = model.add_columns(count + 1, 0.0, longest_ms)
-    rates = ((device.out_bytes_per_s, (out,)), (device.in_bytes_per_s, (into,)), (device.joint_bytes_per_s, (out, into)))
+    rates = (
+        (device.out_bytes_per_s, (out,)),
+        (device.in_bytes_per_s, (into,)),
+        (device.joint_bytes_per_s, (out, into)),
+    )
     for j in range(count + 1):
         before = [(time[j - 1], -1.0), (done[j - 1], 1.0)] if j else []
-        model.add_row(float(instant[j] - (instant[j - 1] if j else 0.0)), INFINITY, (time[j], 1.0), (done[j], -1.0), *before)
+        model.add_row(
+            float(instant[j] - (instant[j - 1] if j else 0.0)), INFINITY, (time[j], 1.0), (done[j], -1.0), *before
+        )
         for rate, flows in rates:
             if rate == float("inf"):
                 continue

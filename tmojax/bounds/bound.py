@@ -9,10 +9,9 @@ from enum import StrEnum
 
 from tmojax.bounds.critical_path import critical_path
 from tmojax.bounds.device_classes import gpus
-from tmojax.bounds.highs import SolverStatus, solver_version
+from tmojax.bounds.highs import Answer, SolverStatus, solver_version
 from tmojax.bounds.step_lp import StepLp
 from tmojax.problem import Action, MemoryKind, Problem
-
 
 WINDOW_ROUNDS = 6  # after which the windows that are still violated hardly raise the bound
 
@@ -41,8 +40,8 @@ class BoundPart:
 class BoundReport:
     """No schedule of the problem's default order, with the problem's actions, takes less than bound_s seconds.
 
-    bound_s holds for one step that a barrier ends; repeated_s for the period of steps that are issued without one. `claimed`: the
-    part that is largest. details: solver, rows, columns, threads, seconds; JSON values.
+    bound_s holds for one step that a barrier ends; repeated_s for the period of steps that are issued without one.
+    `claimed`: the part that is largest. details: solver, rows, columns, threads, seconds; JSON values.
     """
 
     bound_s: float
@@ -67,10 +66,11 @@ class BoundReport:
 
 
 def bound(problem: Problem, *, order: str = "default", time_limit_s: float = 20.0, threads: int = 1) -> BoundReport:
-    """Lower bounds of the step time of every valid schedule of `problem` that uses its actions, and the largest of them.
+    """Lower bounds of the step time of every valid schedule of `problem` that uses its actions, and the largest of
+    them.
 
-    The linear program covers keeping, offloading and recomputing in the default order. For another order, or where the machine
-    and `problem.actions` allow copies to peers, sharding or compression, only the compute bound is claimed.
+    The linear program covers keeping, offloading and recomputing in the default order. For another order, or where
+    the machine and `problem.actions` allow copies to peers, sharding or compression, only the compute bound is claimed.
     Raises InputError for an unknown order.
     """
     begin = time.perf_counter()
@@ -84,33 +84,53 @@ def bound(problem: Problem, *, order: str = "default", time_limit_s: float = 20.
     program = StepLp(problem)
     details: dict[str, float | int | str] = {"threads": threads, **program.size()}
     status, message, repeated_s = BoundStatus.COMPLETE, "all parts solved to optimality", parts[0].step_s
-    for name, barrier in (("bytes", False), ("windows", True)):
+    answer: Answer | None = None
+    for name in ("bytes", "windows"):
         left_s = time_limit_s - (time.perf_counter() - begin)
         if left_s <= 0:
-            status, message = BoundStatus.TIME_LIMIT, f"the time limit of {time_limit_s} s ended before part '{name}'"
+            status, message = BoundStatus.TIME_LIMIT, f"the limit of {time_limit_s} s ended before part '{name}'"
             break
-        if barrier:
+        if answer is not None:
             program.add_barrier()
-            program.add_windows(answer)
-        answer = program.solve(left_s, threads)
-        for _ in range(WINDOW_ROUNDS if barrier else 0):
-            left_s = time_limit_s - (time.perf_counter() - begin)
-            if answer.status is not SolverStatus.OPTIMAL or left_s < 2 * answer.solve_s or not program.add_windows(answer):
-                break
-            answer = program.solve(left_s, threads)
-        details |= {f"{name}_solve_s": answer.solve_s, f"{name}_rows": answer.rows, f"{name}_columns": answer.columns,
-                    f"{name}_status": str(answer.status), f"{name}_objective_s": answer.objective * 1e-3}  # fmt: skip
+        answer = _solve(program, answer, begin + time_limit_s, threads)
+        details |= {
+            f"{name}_solve_s": answer.solve_s, f"{name}_rows": answer.rows, f"{name}_columns": answer.columns,
+            f"{name}_status": str(answer.status),
+        }  # fmt: skip
         if answer.status is SolverStatus.INFEASIBLE:
-            message = program.why_infeasible()
-            return _report(parts, float("inf"), micro_batches, BoundStatus.INFEASIBLE, message, begin, details, float("inf"))
+            infinite, why = float("inf"), program.why_infeasible()
+            return _report(parts, infinite, micro_batches, BoundStatus.INFEASIBLE, why, begin, details, infinite)
         if answer.status is not SolverStatus.OPTIMAL:
-            status, message = BoundStatus.TIME_LIMIT, f"part '{name}': {answer.status}; the multipliers found until then prove it"
+            status, message = BoundStatus.TIME_LIMIT, f"part '{name}': {answer.status}; its multipliers prove the value"
         value_s = max(answer.bound * 1e-3, 0.0)
-        if not barrier:
+        if name == "bytes":
             repeated_s = max(value_s, _steady_compute_s(problem))
-        parts.append(BoundPart(name, value_s, value_s / micro_batches, program.binding(answer), program.explain(answer)))
+        parts.append(
+            BoundPart(name, value_s, value_s / micro_batches, program.binding(answer), program.explain(answer))
+        )
+        if answer.status is not SolverStatus.OPTIMAL:
+            break
     best = max(part.step_s for part in parts)
     return _report(parts, best, micro_batches, status, message, begin, details, repeated_s)
+
+
+def _solve(program: StepLp, previous: Answer | None, deadline: float, threads: int) -> Answer:
+    """Solve; after the first part, in rounds that add the windows of time which the last values violate."""
+    answer = previous
+    for _ in range(1 if previous is None else WINDOW_ROUNDS):
+        left_s = deadline - time.perf_counter()
+        if answer is not None and answer is not previous and left_s < 2 * answer.solve_s:
+            break
+        if answer is not None and not program.add_windows(answer) and answer is not previous:
+            break
+        found = program.solve(max(left_s, 0.01), threads)
+        if found.status is not SolverStatus.OPTIMAL and answer is not None and answer is not previous:
+            break  # the rounds before are complete
+        answer = found
+        if answer.status is not SolverStatus.OPTIMAL:
+            break
+    assert answer is not None
+    return answer
 
 
 def _compute_part(problem: Problem, order: str) -> BoundPart:

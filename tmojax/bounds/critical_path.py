@@ -11,9 +11,9 @@ from tmojax.problem import Problem
 
 @dataclass(frozen=True, eq=False)
 class CriticalPath:
-    """before [K, Q]: earliest start of a slot (a compute op of a micro-batch) after the start of the step, seconds; after [K, Q]: least
-    time from the start of the slot to the end of the step. total_s: of the whole step. after_last_s: from the end of the last slot to
-    the end of the step; update_s: compute time of the step ops alone.
+    """before [K, Q]: earliest start of a slot (a compute op of a micro-batch) after the start of the step, seconds;
+    after [K, Q]: least time from the start of the slot to the end of the step. total_s: of the whole step.
+    after_last_s: from the end of the last slot to the end of the step; update_s: compute time of the step ops alone.
     """
 
     before: np.ndarray
@@ -27,7 +27,9 @@ def collective_least_s(problem: Problem, name: str) -> float:
     """Seconds that a collective takes when it has every link for itself (semantics 8.1, 8.4), launch included."""
     collective = problem.workload.collective(name)
     loads = problem.machine.collective_loads(collective.kind, collective.devices)
-    slowest = max((load / problem.machine.links[link].bandwidth_bytes_per_s for link, load in loads.items()), default=0.0)
+    slowest = max(
+        (load / problem.machine.links[link].bandwidth_bytes_per_s for link, load in loads.items()), default=0.0
+    )
     return collective.size_bytes * slowest + problem.machine.overheads.launch_s
 
 

@@ -14,9 +14,9 @@ from tmojax.problem import MemoryKind, Problem, Route
 
 @dataclass(frozen=True)
 class DeviceClass:
-    """Members are device indices. out_links, in_links: for every distinct way out of (into) the device's memory, the links
-    that it shares with other devices. out_bytes_per_s and in_bytes_per_s: the most that a member moves when nobody else moves
-    anything; joint_bytes_per_s: the same for both directions together (inf: they share no link).
+    """Members are device indices. out_links, in_links: for every distinct way out of (into) the device's memory, the
+    links that it shares with other devices. out_bytes_per_s and in_bytes_per_s: the most that a member moves when
+    nobody else moves anything; joint_bytes_per_s: the same for both directions together (inf: they share no link).
     """
 
     devices: tuple[int, ...]

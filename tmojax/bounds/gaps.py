@@ -1,15 +1,16 @@
 """What is idle when, on one device, read so that nothing is assumed that a valid schedule could avoid.
 
-A *slot* is a compute op of a micro-batch, in order; collectives and step ops are not slots. A *gap* is a stretch of slots
-`start < slot < end` in which a tensor instance is touched by no slot although its content is used again at slot `end`.
-At the moment at which the op of such a slot starts, the instance is in device memory, or it has left and comes back by a copy or by a
-recomputation before `end` (docs/bounds.md, section 2).
+A *slot* is a compute op of a micro-batch, in order; collectives and step ops are not slots. A *gap* is a stretch of
+slots `start < slot < end` in which a tensor instance is touched by no slot although its content is used again at slot
+`end`. At the moment at which the op of such a slot starts, the instance is in device memory, or it has left and comes
+back by a copy or by a recomputation before `end` (docs/bounds.md, section 2).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
+from itertools import pairwise
 
 import numpy as np
 
@@ -29,20 +30,23 @@ class Host(IntEnum):
 class Gaps:
     """Arrays of one device. Q slots, I gaps, S resting tensors.
 
-    slot_op [Q], slot_s [Q] (launch overhead included). touched_bytes [Q]: bytes of the distinct tensors that the op touches,
-    and its workspace. lives [I]: False for a tensor that only a recomputation could still use after `start`. tensor, size_bytes,
-    start, end [I]: slots; start -1 is before the micro-batch, end Q after it (STATE). made [I]: slot after which a copy out may begin. host [I]: `Host`.
-    may_move [I]: moving is an allowed action (data inputs come from the host in any case). producer [I]: slot whose
-    op can write it again if `may_recompute`, else -1. inputs[slot]: tensors that the op of a recomputable slot reads and that
-    might have died. last_use [tensors]: last slot that touches it, -1 for none.
+    slot_op [Q], slot_s [Q] (launch overhead included). touched_bytes [Q]: bytes of the distinct tensors that the op
+    touches, and its workspace. first_allocation: slot. lives [I]: False for a tensor that only a recomputation could
+    still use after `start`. tensor, size_bytes, start, end [I]: slots; start -1 is before the micro-batch, end Q
+    after it (STATE). made [I]: slot after which a copy out may begin. host [I]: `Host`. may_move [I]: moving is an
+    allowed action (data inputs come from the host in any case). producer [I]: slot whose op can write it again if
+    `may_recompute`, else -1. inputs[slot]: tensors that the op of a recomputable slot reads and that might have died.
+    last_use [tensors]: last slot that touches it, -1 for none.
 
-    resting_bytes, resting_dirty [S]: STATE that no slot touches but the step does, where it may leave; fixed_resting_bytes: where not. step_input_bytes, input_bytes: data inputs that
-    cross to the device, per step and per micro-batch. dirty_state [tensors]: STATE that some op updates.
+    resting_bytes, resting_dirty [S]: STATE that no slot touches but the step does, where it may leave;
+    fixed_resting_bytes: where not. step_input_bytes, input_bytes: data inputs that cross to the device, per step and
+    per micro-batch. dirty_state [tensors]: STATE that some op updates.
     """
 
     slot_op: np.ndarray
     slot_s: np.ndarray
     touched_bytes: np.ndarray
+    first_allocation: int
     lives: np.ndarray
     tensor: np.ndarray
     size_bytes: np.ndarray
@@ -78,13 +82,21 @@ class _Rows:
     lives: list[bool] = field(default_factory=list)
 
     def add(self, tensor: int, start: int, end: int, made: int, host: Host, lives: bool = True) -> None:
-        for name, value in (("tensor", tensor), ("start", start), ("end", end), ("made", made), ("host", host), ("lives", lives)):
+        for name, value in (
+            ("tensor", tensor),
+            ("start", start),
+            ("end", end),
+            ("made", made),
+            ("host", host),
+            ("lives", lives),
+        ):
             getattr(self, name).append(value)
 
 
 def find_gaps(problem: Problem, device: int) -> Gaps:
-    """Read the gaps of one device in the default order. Tensors with an alias group take part only where they are touched."""
-    workload, program = problem.workload, problem.workload.program(device)
+    """Read the gaps of one device in the default order. Tensors with an alias group take part only where they are
+    touched."""
+    program = problem.workload.program(device)
     tensors, ops = program.tensors, program.ops
     slot_op = [i for i, op in enumerate(ops) if not op.step_op and not op.collective]
     slot_of = {op: slot for slot, op in enumerate(slot_op)}
@@ -118,7 +130,9 @@ def find_gaps(problem: Problem, device: int) -> Gaps:
         _inner_gaps(rows, tensor, touches[tensor], changes[tensor], state and bool(updated_at_all[tensor]))
 
     recompute = Action.RECOMPUTE in problem.actions
-    producer_slot = [slot_of.get(program.producer[t], -1) if program.producer[t] != -1 else -1 for t in range(len(tensors))]
+    producer_slot = [
+        slot_of.get(program.producer[t], -1) if program.producer[t] != -1 else -1 for t in range(len(tensors))
+    ]
 
     def can_rerun(slot: int) -> bool:
         return recompute and slot >= 0 and ops[slot_op[slot]].recomputable and not ops[slot_op[slot]].updates
@@ -144,6 +158,7 @@ def find_gaps(problem: Problem, device: int) -> Gaps:
         slot_op=np.array(slot_op, np.int64),
         slot_s=np.array([ops[i].duration_s + launch_s for i in slot_op]),
         touched_bytes=np.array([_touched_bytes(program, i) for i in slot_op], np.int64),
+        first_allocation=_first_allocation(program, slot_op),
         lives=np.array(rows.lives, bool),
         tensor=tensor,
         size_bytes=size[tensor] if len(tensor) else np.zeros(0, np.int64),
@@ -157,9 +172,17 @@ def find_gaps(problem: Problem, device: int) -> Gaps:
         last_use=np.array([slots[-1] if slots else -1 for slots in touches], np.int64),
         resting_bytes=size[resting],
         resting_dirty=updated_at_all[resting],
-        fixed_resting_bytes=int(sum(size[t] for t in range(len(tensors)) if tensors[t].lifetime is Lifetime.STATE
-                                    and not touches[t] and touched_at_all[t] and not tensors[t].alias_group)
-                                - size[resting].sum()),
+        fixed_resting_bytes=int(
+            sum(
+                size[t]
+                for t in range(len(tensors))
+                if tensors[t].lifetime is Lifetime.STATE
+                and not touches[t]
+                and touched_at_all[t]
+                and not tensors[t].alias_group
+            )
+            - size[resting].sum()
+        ),
         input_bytes=int(sum(size[t] for t in crossing if t not in per_step)),
         step_input_bytes=int(sum(size[t] for t in per_step)),
     )
@@ -168,7 +191,7 @@ def find_gaps(problem: Problem, device: int) -> Gaps:
 def _inner_gaps(rows: _Rows, tensor: int, touches: list[int], changes: list[int], dirty_in_step: bool) -> None:
     """Gaps between two touches in one micro-batch. Of the gaps of one version, the longest pays for the copy out."""
     versions: dict[int, list[tuple[int, int]]] = {}
-    for begin, end in zip(touches, touches[1:], strict=False):
+    for begin, end in pairwise(touches):
         if end - begin > 1:
             version = max((slot for slot in changes if slot <= begin), default=-1)
             versions.setdefault(version, []).append((begin, end))
@@ -185,8 +208,8 @@ def _inner_gaps(rows: _Rows, tensor: int, touches: list[int], changes: list[int]
 def _dead_gaps(rows, program, touches, changes, slot_op, producer_slot, can_rerun, has_host_copy, inputs) -> None:
     """Tensors that a recomputation may want after their last use: a gap from there to the last slot that could want it.
 
-    `inputs` receives, for every slot that may run again, the tensors that it reads. Tensors of STATE, of alias groups and
-    those that collectives write are taken to be available.
+    `inputs` receives, for every slot that may run again, the tensors that it reads. Tensors of STATE, of alias groups
+    and those that collectives write are taken to be available.
     """
     wanted_until: dict[int, int] = {}
     pending = [(t, end) for t, end in zip(rows.tensor, rows.end, strict=True)]
@@ -217,6 +240,17 @@ def _dead_gaps(rows, program, touches, changes, slot_op, producer_slot, can_reru
             if pays:
                 rows.host[other] = Host.SHARED
         rows.add(tensor, start, end, made, Host.COPY_OUT if pays else Host.SHARED, lives=False)
+
+
+def _first_allocation(program, slot_op: list[int]) -> int:
+    """The first slot whose op is certain to allocate: from its start on, the limit of memory has been checked."""
+    for slot, index in enumerate(slot_op):
+        op = program.ops[index]
+        if op.workspace_bytes or any(
+            program.tensors[t].size_bytes and not program.tensors[t].alias_group for t in op.writes
+        ):
+            return slot
+    return len(slot_op)
 
 
 def _touched_bytes(program, op: int) -> int:

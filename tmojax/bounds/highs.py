@@ -1,13 +1,12 @@
 """Linear and mixed-integer models for HiGHS, with an answer that says what was proved and how.
 
-Used by the lower bounds and by the fluid MILP. Rows are collected as index and value arrays; columns need finite bounds,
-because the certified bound below is the minimum of a Lagrangian over the box of the columns.
+Used by the lower bounds and by the fluid MILP. Rows are collected as index and value arrays; columns need finite
+bounds, because the certified bound below is the minimum of a Lagrangian over the box of the columns.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -32,8 +31,8 @@ class SolverStatus(StrEnum):
 class Answer:
     """values [columns]: the solution or incumbent (empty without one); objective: of it (inf without one).
 
-    bound: what is proved for the minimum. Of an LP it is computed here from the row multipliers (see `certified_bound`),
-    of a MILP it is HiGHS's dual bound. multipliers [rows]: of an LP (empty without them).
+    bound: what is proved for the minimum. Of an LP it is computed here from the row multipliers (see
+    `certified_bound`), of a MILP it is HiGHS's dual bound. multipliers [rows]: of an LP (empty without them).
     """
 
     status: SolverStatus
@@ -70,10 +69,13 @@ class LinearModel:
     def rows(self) -> int:
         return len(self._row_lower)
 
-    def add_columns(self, count: int, lower: Any = 0.0, upper: Any = 1.0, cost: Any = 0.0, integer: Any = False) -> np.ndarray:
+    def add_columns(
+        self, count: int, lower: Any = 0.0, upper: Any = 1.0, cost: Any = 0.0, integer: Any = False
+    ) -> np.ndarray:
         """Indices [count] of new columns; arguments are scalars or arrays [count]."""
         for target, given, kind in (
-            (self._lower, lower, float), (self._upper, upper, float), (self._cost, cost, float), (self._integer, integer, bool)
+            (self._lower, lower, float), (self._upper, upper, float), (self._cost, cost, float),
+            (self._integer, integer, bool),
         ):  # fmt: skip
             target.append(np.broadcast_to(np.asarray(given, kind), (count,)).copy())
         first = self.columns
@@ -134,7 +136,9 @@ class LinearModel:
             ("threads", int(threads)), ("parallel", "on" if threads > 1 else "off"),
         ):  # fmt: skip
             highs.setOptionValue(name, value)
-        highspy.Highs.resetGlobalScheduler(True)  # the number of threads is fixed at the first solve of a process otherwise
+        highspy.Highs.resetGlobalScheduler(
+            True
+        )  # the number of threads is fixed at the first solve of a process otherwise
         highs.passModel(model)
         if start is not None and mixed:
             solution = highspy.HighsSolution()
@@ -183,8 +187,3 @@ def certified_bound(
     reduced = cost - np.bincount(column, weights=values * multiplier[rows], minlength=len(cost))
     rest = np.where(reduced > 0, reduced * lower, reduced * upper)
     return float(np.sum(multiplier[multiplier != 0] * side[multiplier != 0]) + np.sum(rest))
-
-
-def span(columns: Sequence[int] | np.ndarray, value: Any = 1.0) -> tuple[np.ndarray, Any]:
-    """A term of `LinearModel.add_row`: the columns, each with `value` (scalar or one per column)."""
-    return np.asarray(columns, np.int64), value

@@ -1,7 +1,8 @@
-"""The linear program of a whole step: blocks of micro-batches, state that moves once a step, links, and windows of time.
+"""The linear program of a whole step: blocks of micro-batches, state that moves once a step, links, and windows of
+time.
 
-Minimise the step time in ms. Without a barrier the rows hold for repeated steps too; `add_barrier` adds what only a step that
-starts and ends with a barrier must obey.
+Minimise the step time in ms. Without a barrier the rows hold for repeated steps too; `add_barrier` adds what only a
+step that starts and ends with a barrier must obey.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from tmojax.problem import Problem
 
 @dataclass(frozen=True, eq=False)
 class _Class:
-    """One class of devices. blocks: (how many micro-batches, columns); out_gb, in_gb: columns of all bytes of a step in GB, one per
-    way of `spec.out_links` (`in_links`)."""
+    """One class of devices. blocks: (how many micro-batches, columns); out_gb, in_gb: columns of all bytes of a step
+    in GB, one per way of `spec.out_links` (`in_links`)."""
 
     spec: DeviceClass
     gaps: Gaps
@@ -42,7 +43,9 @@ class StepLp:
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._model = LinearModel()
-        self._rows: dict[int, tuple[str, float]] = {}  # rows that limit the step: what they are called, coefficient of the step
+        self._rows: dict[
+            int, tuple[str, float]
+        ] = {}  # rows that limit the step: what they are called, coefficient of the step
         self._micro_batches = problem.workload.micro_batches
         specs = device_classes(problem)
         self._longest_ms = self._upper_limit_ms(specs)
@@ -58,7 +61,8 @@ class StepLp:
         return self._model.solve(time_limit_s=time_limit_s, threads=threads)
 
     def _upper_limit_ms(self, specs: list[DeviceClass]) -> float:
-        """A time that the minimum cannot exceed: everything computed a few times over and everything copied one by one."""
+        """A time that the minimum cannot exceed: everything computed a few times over and everything copied one by
+        one."""
         total_s = 1e-3
         for spec in specs:
             gaps = find_gaps(self._problem, spec.devices[0])
@@ -68,7 +72,9 @@ class StepLp:
             )
             runs = float(gaps.slot_s[gaps.producer[gaps.producer >= 0]].sum()) + float(gaps.slot_s.sum())
             path = critical_path(self._problem, spec.devices[0])
-            total_s += path.total_s + len(spec.devices) * (self._micro_batches * runs + (moved + gaps.step_input_bytes) / rate)
+            total_s += path.total_s + len(spec.devices) * (
+                self._micro_batches * runs + (moved + gaps.step_input_bytes) / rate
+            )
         loads = sum(
             collective.size_bytes * load / self._problem.machine.links[link].bandwidth_bytes_per_s
             for collective in self._problem.workload.collectives
@@ -130,7 +136,8 @@ class StepLp:
             tails = [(b.moved[i], n) for n, b, i in used if gaps.end[i] >= len(gaps.slot_op)]
             heads = [(b.moved[i], n) for n, b, i in used if gaps.start[i] < 0]
             if tails:
-                # Absences from a last use to the first use of the next micro-batch: counted at the head, so only the excess is new.
+                # Absences from a last use to the first use of the next micro-batch: counted at the head, so only the
+                # excess is new.
                 excess = int(model.add_columns(1, 0.0, float(self._micro_batches))[0])
                 model.add_row(0.0, INFINITY, (excess, 1.0), *((c, -float(n)) for c, n in tails),
                               *((c, float(n)) for c, n in heads))  # fmt: skip
@@ -154,8 +161,14 @@ class StepLp:
         total = 0.0
         for collective in workload.collectives:
             program = workload.program(collective.devices[0])
-            runs = sum((1 if op.step_op else workload.micro_batches) for op in program.ops if op.collective == collective.name)
-            total += runs * collective.size_bytes * machine.collective_loads(collective.kind, collective.devices).get(link, 0.0)
+            runs = sum(
+                (1 if op.step_op else workload.micro_batches) for op in program.ops if op.collective == collective.name
+            )
+            total += (
+                runs
+                * collective.size_bytes
+                * machine.collective_loads(collective.kind, collective.devices).get(link, 0.0)
+            )
         return total / GB
 
     def _add_links(self) -> None:
@@ -163,20 +176,24 @@ class StepLp:
             terms = [term for member in self._classes for term in self._flow(link, member)]
             spec = self._problem.machine.links[link]
             per_ms = spec.bandwidth_bytes_per_s * MS / GB
-            self._add_named(f"all bytes over link {spec.name}", per_ms, self._collective_gb(link), [(c, -v) for c, v in terms])
+            self._add_named(
+                f"all bytes over link {spec.name}", per_ms, self._collective_gb(link), [(c, -v) for c, v in terms]
+            )
 
     def add_barrier(self) -> None:
-        """Add the rows of a step that a barrier ends which the end of every device makes; see `add_windows` for the others."""
+        """Add the rows of a step that a barrier ends which the end of every device makes; see `add_windows` for the
+        others."""
         for member in self._classes:
             spans = [(block.end_ms, -float(n)) for n, block in member.blocks]
             name = self._problem.machine.devices[member.spec.devices[0]].name
             self._add_named(f"compute and collectives of {name}", 1.0, member.path.after_last_s / MS, spans)
 
     def add_windows(self, answer: Answer, most: int = 6) -> int:
-        """Add, for every shared link, the `most` windows of time that the values of `answer` violate most; their number.
+        """Add, for every shared link, the `most` windows of time that the values of `answer` violate most; their
+        number.
 
-        T >= work before h + bytes that cross between h and p / bandwidth + work after p, with a slot h in the first block and p in
-        the last one on every device. Classes are matched by the work that lies before h and after p.
+        T >= work before h + bytes that cross between h and p / bandwidth + work after p, with a slot h in the first
+        block and p in the last one on every device. Classes are matched by the work that lies before h and after p.
         """
         added = 0
         for link in sorted(shared_links(self._problem)):
@@ -208,22 +225,30 @@ class StepLp:
                 fits &= end[None, :] > begin[:, None]
             begin = np.minimum(begin, len(before) - 2)
             places.append((begin, end, fits))
-            # The window must not end before it begins, also when nothing crosses: some device starts p no earlier than h.
-            starts = np.array([*member.path.before[-1, member.moments.slots], member.path.before[-1, -1] + member.gaps.slot_s[-1]])
+            # The window must not end before it begins, also when nothing crosses: some device starts p no earlier
+            # than h.
+            starts = np.array(
+                [*member.path.before[-1, member.moments.slots], member.path.before[-1, -1] + member.gaps.slot_s[-1]]
+            )
             any_fits |= fits & (starts[end][None, :] >= heads[:, None])
             for column in (c for wanted, c in ((leaves, "out"), (enters, "into")) if wanted):
                 first, last = (answer.values[getattr(member.blocks[k][1], column)] for k in (0, -1))
-                whole = 0.0 if len(member.blocks) == 1 else first[-1] + sum(
-                    n * answer.values[getattr(b, column)[-1]] for n, b in member.blocks[1:-1]
+                whole = (
+                    0.0
+                    if len(member.blocks) == 1
+                    else first[-1] + sum(n * answer.values[getattr(b, column)[-1]] for n, b in member.blocks[1:-1])
                 )
                 part = last[end][None, :] - np.where(begin >= 0, first[begin], 0.0)[:, None] + whole
                 crossing += np.where(fits, member.members * part, 0.0)
         value = np.where(any_fits, (heads[:, None] + rests[None, :]) / MS + crossing / per_ms, 0.0)
         limit = answer.values[self._step] * (1 + 1e-6)
-        # Neighbouring windows say nearly the same: take the best start for every end, and of these the best in each stretch.
+        # Neighbouring windows say nearly the same: take the best start for every end, and of these the best in each
+        # stretch.
         starts = value.argmax(axis=0)
         best = value[starts, np.arange(len(rests))]
-        chosen = [int(part[np.argmax(best[part])]) for part in np.array_split(np.arange(len(rests)), min(most, len(rests)))]
+        chosen = [
+            int(part[np.argmax(best[part])]) for part in np.array_split(np.arange(len(rests)), min(most, len(rests)))
+        ]
         added = 0
         for j in chosen:
             i = int(starts[j])
@@ -244,8 +269,8 @@ class StepLp:
         self._rows[row] = (label, step)
 
     def _before(self, member: _Class, leaves: bool, enters: bool) -> np.ndarray:
-        """[J + 2] least seconds before: the first byte that a block counts on this link, the moments, the end of the block. No byte
-        crosses before the first, so a moment before it may count as being then."""
+        """[J + 2] least seconds before: the first byte that a block counts on this link, the moments, the end of the
+        block. No byte crosses before the first, so a moment before it may count as being then."""
         gaps, before = member.gaps, member.path.before[0]
         usable = member.blocks[0][1].moved >= 0
         ends = before + gaps.slot_s
@@ -268,7 +293,9 @@ class StepLp:
     def _tightest(self, answer: Answer, most: int = 3) -> list[str]:
         named = [(abs(answer.multipliers[row]) * step, label) for row, (label, step) in self._rows.items()
                  if row < len(answer.multipliers)]  # fmt: skip
-        return [f"{label} (weight {weight:.2f})" for weight, label in sorted(named, reverse=True)[:most] if weight > 0.01]
+        return [
+            f"{label} (weight {weight:.2f})" for weight, label in sorted(named, reverse=True)[:most] if weight > 0.01
+        ]
 
     def explain(self, answer: Answer) -> str:
         """What one device moves and recomputes at the optimum of the program."""
@@ -288,13 +315,15 @@ class StepLp:
             if short > 0:
                 slot = int(member.gaps.touched_bytes.argmax())
                 op = self._problem.workload.program(member.spec.devices[0]).ops[member.gaps.slot_op[slot]]
-                return (f"device {self._problem.machine.devices[member.spec.devices[0]].name}: op {op.name!r} alone needs "
-                        f"{short} bytes more than the capacity of {member.spec.capacity_bytes}")  # fmt: skip
+                name = self._problem.machine.devices[member.spec.devices[0]].name
+                return (f"device {name}: op {op.name!r} alone needs {short} bytes more than the capacity of "
+                        f"{member.spec.capacity_bytes}")  # fmt: skip
         return "no choice of what to move and recompute fits; raise the capacity or allow more actions"
 
 
 def _crossed(blocks, which: str, begin: int, end: int, scale: float) -> list[tuple[int, float]]:
-    """Terms of the GB that cross between moment `begin` of the first block (-1: its start) and moment `end` of the last."""
+    """Terms of the GB that cross between moment `begin` of the first block (-1: its start) and moment `end` of the
+    last."""
     first, last = getattr(blocks[0][1], which), getattr(blocks[-1][1], which)
     terms = [(int(last[end]), scale)]
     if begin >= 0:

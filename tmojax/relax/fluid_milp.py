@@ -1,0 +1,349 @@
+"""Which tensors of one GPU stay, move or are recomputed: a mixed-integer program with copies as fluids.
+
+The model is one micro-batch that repeats K times and an update section (design: fluid, aggregated MILP of the lock-step
+case). It knows of other GPUs only what its rates say: the full rate of the path (each GPU alone), an equal share of
+it at every moment (lock-step), or the full rate at every moment and a share over the whole step (budget).
+
+Slots are merged into *fluid steps*; memory in a step is that of its worst slot, a copy in occupies memory from the
+step in which it crosses, a copy out until the end of its step. Small tensors stay, resting state leaves in groups.
+The decode decides what is true.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from tmojax.bounds.highs import INFINITY, LinearModel, SolverStatus, solver_version
+from tmojax.problem.step_view import StepView
+from tmojax.relax.decisions import Choice, DeviceDecision
+
+GB = 1e9
+MS = 1e-3
+
+
+@dataclass(frozen=True)
+class PathRates:
+    """Bytes per second that copies out, copies in, and both together may use (inf: no such limit)."""
+
+    out_bytes_per_s: float
+    in_bytes_per_s: float
+    joint_bytes_per_s: float = float("inf")
+
+
+@dataclass(frozen=True, eq=False)
+class FluidSolution:
+    """decision: None without a solution; when relaxed, the larger shares. offloaded, recomputed, kept [I] and
+    state_out [S]: shares in 0..1. objective_s: claimed step time (inf without a solution); bound_s: proved minimum of
+    this model, which is no bound of the problem. period_s: of one micro-batch. status: how the solver ended. gap:
+    relative. steps: fluid steps; fixed_candidates: candidates kept because they are small; state_groups: groups of
+    resting state.
+    """
+
+    decision: DeviceDecision | None
+    offloaded: np.ndarray
+    recomputed: np.ndarray
+    kept: np.ndarray
+    state_out: np.ndarray
+    objective_s: float
+    bound_s: float
+    period_s: float
+    status: SolverStatus
+    gap: float
+    solve_s: float
+    build_s: float
+    rows: int
+    columns: int
+    solver: str
+    threads: int
+    steps: int
+    fixed_candidates: int
+    state_groups: int
+
+
+def solve_fluid(
+    view: StepView,
+    *,
+    capacity_bytes: int,
+    rates: PathRates,
+    budget: PathRates | None = None,
+    budget_taken_bytes: float = 0.0,
+    allow_offload: bool = True,
+    allow_recompute: bool = True,
+    time_limit_s: float = 10.0,
+    gap: float = 5e-3,
+    threads: int = 1,
+    relax: bool = False,
+    max_steps: int = 160,
+    small_share: float = 2e-4,
+) -> FluidSolution:
+    """Solve the fluid model of one device. Deterministic unless the status is TIME_LIMIT.
+
+    rates: limits at every moment. budget: limits on all bytes of a step, less `budget_taken_bytes` that others
+    (collectives) move on each of its paths. relax: drop integrality. max_steps: fluid steps to merge slots into.
+    small_share: candidates below this share of the capacity are kept, the smallest first, until together they take 1
+    % of it.
+    """
+    begin = time.perf_counter()
+    built = _Fluid(view, capacity_bytes, rates, allow_offload, allow_recompute, max_steps, small_share)
+    built.add_budget(budget, budget_taken_bytes)
+    build_s = time.perf_counter() - begin
+    answer = built.model.solve(time_limit_s=time_limit_s, threads=threads, gap=gap, relax=relax)
+    count = len(view.tensor)
+    shares = np.zeros((3, count))
+    state_out = np.zeros(len(view.state_tensor))
+    decision, period_s = None, float("inf")
+    if len(answer.values):
+        for row, columns in enumerate((built.keep, built.move, built.rerun)):
+            shares[row, columns >= 0] = answer.values[columns[columns >= 0]]
+        shares[0, built.fixed] = 1.0
+        inside = built.group >= 0
+        state_out[inside] = answer.values[built.leaves[built.group[inside]]]
+        period_s = float(answer.values[built.period]) * MS
+        choice = shares.argmax(axis=0).astype(np.int8)  # rows are in the order of `Choice`
+        choice[~view.needed & (shares.max(axis=0) < 0.5)] = Choice.RECOMPUTE
+        decision = DeviceDecision(choice, state_out > 0.5)
+    return FluidSolution(
+        decision, shares[1], shares[2], shares[0], state_out, answer.objective * MS, answer.bound * MS, period_s,
+        answer.status, answer.gap, answer.solve_s, build_s, answer.rows, answer.columns, solver_version(), threads,
+        len(built.first), int(built.fixed.sum()), len(built.leaves),
+    )  # fmt: skip
+
+
+class _Fluid:
+    """Columns and rows. keep, move, rerun [I]: columns (-1: none); leaves [groups]; group [S] (-1: stays)."""
+
+    def __init__(
+        self, view: StepView, capacity_bytes: int, rates: PathRates, allow_offload: bool, allow_recompute: bool,
+        max_steps: int, small_share: float,
+    ) -> None:  # fmt: skip
+        self.view, self.model = view, LinearModel()
+        self.gb = view.size_bytes / GB
+        count = len(view.tensor)
+        self.fixed = self._small(capacity_bytes, small_share)
+        self.first = self._fluid_steps(capacity_bytes, max_steps)
+        self.end = np.append(self.first[1:], len(view.slot_s))
+        # Whole steps in which a candidate is idle: begin .. stop - 1; it is wanted in step `stop`.
+        self.begin = np.searchsorted(self.first, view.idle_from + 1, side="left")
+        self.stop = np.searchsorted(self.end, view.idle_to, side="right")
+        moves = view.may_offload & allow_offload & ~self.fixed & (self.begin < self.stop)
+        reruns = view.may_recompute & allow_recompute & ~self.fixed
+        useful = view.needed | allow_recompute
+        self.keep, self.move, self.rerun = (np.full(count, -1) for _ in range(3))
+        for columns, where in ((self.keep, useful & ~self.fixed), (self.move, moves & useful), (self.rerun, reruns)):
+            columns[where] = self.model.add_columns(int(where.sum()), integer=True)
+        self.group, self.group_gb = self._state_groups(allow_offload)
+        self.leaves = self.model.add_columns(len(self.group_gb), integer=True)
+        self._add_choices()
+        self.done_ms = self._add_recompute_time()
+        self._add_flows(capacity_bytes, rates)
+
+    def _small(self, capacity_bytes: int, small_share: float) -> np.ndarray:
+        size = self.view.size_bytes
+        order = np.argsort(size, kind="stable")
+        order = order[self.view.needed[order] & (size[order] <= small_share * capacity_bytes)]
+        fixed = np.zeros(len(size), bool)
+        fixed[order[np.cumsum(size[order]) <= 0.01 * capacity_bytes]] = True
+        return fixed
+
+    def _fluid_steps(self, capacity_bytes: int, max_steps: int) -> np.ndarray:
+        """First slots of the fluid steps: every slot on its own where there are few, else of about equal weight.
+
+        Time and need above the capacity weigh half each: fine steps where memory is short, coarse ones where it is not.
+        """
+        view = self.view
+        slots = len(view.slot_s)
+        if slots <= max_steps:
+            return np.arange(slots)
+        over = np.maximum(view.keep_bytes - capacity_bytes, 0).astype(float) > 0
+        weight = view.slot_s / max(view.slot_s.sum(), 1e-30) + over / max(over.sum(), 1)
+        position = np.concatenate([[0.0], np.cumsum(weight)])[:-1] / weight.sum()
+        step = np.minimum((position * max_steps).astype(int), max_steps - 1)
+        return np.unique(np.concatenate([[0], np.flatnonzero(np.diff(step)) + 1]))
+
+    def _state_groups(self, allow_offload: bool, most: int = 24) -> tuple[np.ndarray, np.ndarray]:
+        """(group [S], GB per group): resting state in order, in groups of about equal bytes."""
+        view = self.view
+        group = np.full(len(view.state_tensor), -1)
+        resting = np.flatnonzero(view.state_resting & allow_offload)
+        if not len(resting):
+            return group, np.zeros(0)
+        size = view.state_bytes[resting].astype(float)
+        middle = np.cumsum(size) - size / 2
+        number = np.minimum((middle / max(size.sum(), 1.0) * most).astype(int), most - 1)
+        _, number = np.unique(number, return_inverse=True)
+        group[resting] = number
+        return group, np.bincount(number, weights=size) / GB
+
+    def _terms(self, index: int, value: float = 1.0, kinds: str = "kmr") -> list[tuple[int, float]]:
+        by_kind = {"k": self.keep, "m": self.move, "r": self.rerun}
+        return [(int(by_kind[kind][index]), value) for kind in kinds if by_kind[kind][index] >= 0]
+
+    def _add_choices(self) -> None:
+        """A needed candidate is kept, moved or recomputed; inputs of what is recomputed are available in one of these
+        ways."""
+        view = self.view
+        for i in range(len(view.tensor)):
+            if self.fixed[i] or not self._terms(i):
+                continue
+            self.model.add_row(1.0 if view.needed[i] else 0.0, 1.0, *self._terms(i))
+            if self.rerun[i] >= 0:
+                for source in view.recompute_inputs[i]:
+                    if not view.needed[source]:
+                        self.model.add_row(0.0, INFINITY, *self._terms(source), (self.rerun[i], -1.0))
+
+    def _add_recompute_time(self) -> np.ndarray:
+        """Columns [J]: ms of recomputation in each fluid step. An op with several outputs runs again once for all of
+        them."""
+        view, model = self.view, self.model
+        again = np.flatnonzero(self.rerun >= 0)
+        done = model.add_columns(len(self.first), 0.0, 1e7)
+        by_step: list[list[tuple[int, float]]] = [[] for _ in self.first]
+        for slot in np.unique(view.producer_slot[again]):
+            members = again[view.producer_slot[again] == slot]
+            earliest = members[np.argmin(view.idle_to[members])]
+            step = int(np.searchsorted(self.first, view.idle_to[earliest], side="right")) - 1
+            column = self.rerun[members[0]]
+            if len(members) > 1:
+                column = int(model.add_columns(1)[0])
+                for i in members:
+                    model.add_row(0.0, INFINITY, (column, 1.0), (self.rerun[i], -1.0))
+            by_step[step].append((int(column), float(view.recompute_s[earliest]) / MS))
+        for step, terms in enumerate(by_step):
+            model.add_row(0.0, 0.0, (done[step], -1.0), *terms)
+        return done
+
+    def _early(self) -> list[tuple[int, int, int, int]]:
+        """(column, candidate, from slot, to slot): share of a candidate that is back before its own use for a
+        recomputation."""
+        view, spans = self.view, []
+        for source in range(len(view.tensor)):
+            wanting = [
+                i for i in view.dependents[source] if self.rerun[i] >= 0 and view.idle_to[i] < view.idle_to[source]
+            ]
+            if not wanting or self.fixed[source] or not self._terms(source, kinds="mr"):
+                continue
+            wanting.sort(key=lambda i: view.idle_to[i])
+            previous = -1
+            for place, i in enumerate(wanting):
+                column = int(self.model.add_columns(1)[0])
+                self.model.add_row(0.0, INFINITY, (column, 1.0), (self.rerun[i], -1.0), *self._terms(source, kinds="k"))
+                if previous >= 0:
+                    self.model.add_row(0.0, INFINITY, (column, 1.0), (previous, -1.0))
+                end = view.idle_to[wanting[place + 1]] if place + 1 < len(wanting) else view.idle_to[source]
+                if end > view.idle_to[i]:
+                    spans.append((column, source, int(view.idle_to[i]), int(end)))
+                previous = column
+        return spans
+
+    def _add_flows(self, capacity_bytes: int, rates: PathRates) -> None:
+        model, first, gb = self.model, self.first, self.gb
+        steps, begin, stop = len(first), self.begin, self.stop
+        total = float(gb[self.move >= 0].sum())
+        out = model.add_columns(steps + 1, 0.0, total)  # GB that have crossed by the start of each step
+        into = model.add_columns(steps + 1, 0.0, total)
+        stay = model.add_columns(steps, 0.0, float(gb.sum()))  # candidates in memory whatever the copies do
+        leaving = model.add_columns(
+            steps, 0.0, total
+        )  # candidates to move that have become idle and are not wanted yet
+        moving = np.flatnonzero(self.move >= 0)
+        model.add_row(0.0, 0.0, (out[0], 1.0))
+        model.add_row(0.0, 0.0, (into[0], 1.0))
+        for j in range(steps):
+            idle_now, over_now = np.flatnonzero(begin == j), np.flatnonzero((stop == j) & (begin < j))
+            previous = [(stay[j - 1], 1.0)] if j else []
+            model.add_row(
+                0.0, 0.0, (stay[j], -1.0), *previous,
+                *(t for i in idle_now if stop[i] > j for t in self._terms(i, gb[i], "km")),
+                *(t for i in over_now for t in self._terms(i, -gb[i], "km")),
+            )  # fmt: skip
+            previous = [(leaving[j - 1], 1.0)] if j else []
+            model.add_row(
+                0.0, 0.0, (leaving[j], -1.0), *previous, *(t for i in idle_now for t in self._terms(i, gb[i], "m"))
+            )
+            model.add_row(-INFINITY, 0.0, (out[j + 1], 1.0), (leaving[j], -1.0))
+        must = model.add_columns(steps, 0.0, total)
+        for j in range(steps):
+            previous = [(must[j - 1], 1.0)] if j else []
+            due = [i for i in moving if stop[i] == j]
+            model.add_row(0.0, 0.0, (must[j], -1.0), *previous, *(t for i in due for t in self._terms(i, gb[i], "m")))
+            model.add_row(0.0, INFINITY, (into[j], 1.0), (must[j], -1.0))
+            model.add_row(0.0, INFINITY, (out[j], 1.0), (into[j + 1], -1.0))
+        everything = [(int(self.move[i]), -gb[i]) for i in moving]
+        model.add_row(0.0, 0.0, (out[steps], 1.0), *everything)
+        model.add_row(0.0, 0.0, (into[steps], 1.0), *everything)
+        self._add_memory(capacity_bytes, out, into, stay)
+        self._add_time(rates, out, into)
+
+    def _add_memory(self, capacity_bytes: int, out: np.ndarray, into: np.ndarray, stay: np.ndarray) -> None:
+        """Worst slot of a step + candidates that stay - what is out and not back. Partly idle candidates count as
+        present."""
+        view, model, gb, begin, stop, end = self.view, self.model, self.gb, self.begin, self.stop, self.end
+        partly = np.zeros(len(view.slot_s) + 1)  # base_bytes has every needed candidate away while idle
+        for i in np.flatnonzero(view.needed):
+            spans = [(view.idle_from[i] + 1, view.idle_to[i])]
+            if stop[i] > begin[i] and not self.fixed[i]:
+                inside = (int(self.first[begin[i]]), int(end[stop[i] - 1]))
+                spans = [(spans[0][0], inside[0]), (inside[1], spans[0][1])]
+            for low, high in spans:
+                if high > low:
+                    partly[low] += gb[i]
+                    partly[high] -= gb[i]
+        profile = view.base_bytes / GB + np.cumsum(partly)[:-1]
+        worst = np.array([profile[a:b].max() for a, b in zip(self.first, end, strict=True)])
+        early: list[list[tuple[int, float]]] = [[] for _ in self.first]
+        for column, i, low, high in self._early():
+            for j in range(
+                int(np.searchsorted(end, low, side="right")), int(np.searchsorted(self.first, high, side="left"))
+            ):
+                if begin[i] <= j < stop[i]:
+                    early[j].append((column, float(gb[i])))
+        resting = [(int(c), -gb_) for c, gb_ in zip(self.leaves, self.group_gb, strict=True)]
+        # Bytes that are out count from the start of the step; those that come in during it are there already. What
+        # has come back for good is in the profile again, and has crossed out and in: it cancels.
+        for j in range(len(self.first)):
+            model.add_row(-INFINITY, capacity_bytes / GB - worst[j], (stay[j], 1.0), (out[j], -1.0), (into[j + 1], 1.0),
+                          *early[j], *resting)  # fmt: skip
+
+    def _add_time(self, rates: PathRates, out: np.ndarray, into: np.ndarray) -> None:
+        view, model = self.view, self.model
+        length = np.array([view.slot_s[a:b].sum() for a, b in zip(self.first, self.end, strict=True)]) / MS
+        stall = model.add_columns(len(length), 0.0, 1e7)
+        flows = (
+            (rates.out_bytes_per_s, (out,)),
+            (rates.in_bytes_per_s, (into,)),
+            (rates.joint_bytes_per_s, (out, into)),
+        )
+        for j in range(len(length)):
+            for rate, columns in flows:
+                if rate < float("inf"):
+                    per_ms = rate * MS / GB
+                    terms = [t for c in columns for t in ((c[j + 1], -1.0), (c[j], 1.0))]
+                    model.add_row(-per_ms * length[j], INFINITY, (stall[j], per_ms), (self.done_ms[j], per_ms), *terms)
+        self.period = int(model.add_columns(1, 0.0, 1e8, cost=float(view.micro_batches))[0])
+        model.add_row(float(length.sum()), INFINITY, (self.period, 1.0), (stall, -1.0), (self.done_ms, -1.0))
+        self.update = int(model.add_columns(1, float(view.step_s.sum()) / MS, 1e8, cost=1.0)[0])
+        self.moved = (int(out[-1]), int(into[-1]))
+        state = [(int(c), -float(g)) for c, g in zip(self.leaves, self.group_gb, strict=True)]
+        # Resting state that left comes in for the update section and leaves after it; each direction may overlap the
+        # ops.
+        for rate, times in ((rates.out_bytes_per_s, 1.0), (rates.in_bytes_per_s, 1.0), (rates.joint_bytes_per_s, 2.0)):
+            if rate < float("inf") and state:
+                model.add_row(0.0, INFINITY, (self.update, rate * MS / GB), *((c, times * v) for c, v in state))
+
+    def add_budget(self, budget: PathRates | None, taken_bytes: float) -> None:
+        """All bytes of a step in a direction are limited by a rate times the step time."""
+        if budget is None:
+            return
+        count = float(self.view.micro_batches)
+        state = [(int(c), -float(g)) for c, g in zip(self.leaves, self.group_gb, strict=True)]
+        for rate, columns in ((budget.out_bytes_per_s, self.moved[:1]), (budget.in_bytes_per_s, self.moved[1:]),
+                              (budget.joint_bytes_per_s, self.moved)):  # fmt: skip
+            if rate < float("inf"):
+                per_ms = rate * MS / GB
+                self.model.add_row(
+                    taken_bytes / GB, INFINITY, (self.period, count * per_ms), (self.update, per_ms),
+                    *((c, -count) for c in columns), *((c, len(columns) * v) for c, v in state),
+                )  # fmt: skip
