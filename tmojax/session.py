@@ -10,7 +10,7 @@ from typing import TextIO
 
 import numpy as np
 
-from tmojax.bounds import BoundReport, bound
+from tmojax.bounds.bound import BoundReport, bound
 from tmojax.check import CheckReport, check
 from tmojax.config import BuiltProblem, FileWorkload, RunConfig, build_problem
 from tmojax.errors import InfeasibleError
@@ -29,6 +29,7 @@ from tmojax.report.summary import json_values, summary
 from tmojax.report.toml_text import toml_text
 from tmojax.report.trace import write_trace
 from tmojax.report.verdict import headroom_sentence, per_gpu
+from tmojax.report.wording import counted
 from tmojax.simulate import Simulation, prepare, simulate
 from tmojax.units import format_bytes, format_seconds
 
@@ -179,15 +180,13 @@ class Session:
         simple = {p.name for p in self._config.planners if isinstance(p, SIMPLE)}
         valid = [o for o in self._outcomes if o.planner in simple and math.isfinite(o.step_s)]
         baseline = min(valid, key=lambda outcome: outcome.step_s, default=None)
-        parts = self._bound.parts if self._bound is not None else ()
         return RunReport(
             problem=self.problem,
             problem_hash=self._hash,
             outcomes=tuple(replace(o, baseline=o is baseline) for o in self._outcomes),
             footprint_bytes=self.footprint_bytes,
             unlimited_s=self._unlimited_s,
-            bound_parts={part.name: part.step_s for part in parts},
-            bound_notes=tuple(f"{part.name}: {part.explanation} (binds: {part.binds})" for part in parts),
+            bound=self._bound,
             shortfall=self._shortfall,
             interrupted=self.interrupted,
             provenance=self._provenance(),
@@ -233,7 +232,7 @@ def facts(built: BuiltProblem) -> list[str]:
     needs = tuple(largest_op_bytes(workload, d)[1] for d in range(workload.device_count))
     lines = [f"note: {note}" for note in built.notes]
     lines.append(
-        f"{problem.name}: {workload.device_count} GPUs, {workload.micro_batches} micro-batches a step; "
+        f"{problem.name}: {workload.device_count} GPUs, {counted(workload.micro_batches, 'micro-batch')} a step; "
         f"keeping everything takes {per_gpu(built.footprint_bytes)}, plans may use {per_gpu(capacity)}, "
         f"the largest op alone needs {format_bytes(max(needs))}"
     )

@@ -12,13 +12,17 @@ def test_offload_and_recompute_are_found_and_layers_merged():
     rows = {(row.name, row.action): row for row in read_decisions(problem, example.schedule(problem))}
     assert set(rows) == {("h*.y", RECOMPUTE), ("h*.z", OFFLOAD), ("h*.y", KEEP), ("h*.z", KEEP)}
     offloaded = rows["h*.z", OFFLOAD]
-    assert (offloaded.layers, offloaded.count, offloaded.size_bytes) == ("h0-h3", 4, 10_000_000)
+    assert (offloaded.layers, offloaded.count, offloaded.size_bytes) == ("0-3", 4, 10_000_000)
     assert offloaded.devices == "all"
     assert offloaded.total_bytes == 40_000_000
     # Two GPUs share 10 GB/s: 10 MB take 2 ms each way; the gelu takes 0.3 ms again.
-    assert "a copy takes 2 ms each way" in offloaded.reason
-    assert "its op takes 300 us again" in rows["h*.y", RECOMPUTE].reason
-    assert rows["h*.z", KEEP].layers == "h4"
+    assert offloaded.copy_s == pytest.approx(2e-3) and offloaded.again_s == pytest.approx(2e-3)
+    # h0.z: last read by gelu of layer 0, next by its backward: eight forward and four backward ops in between.
+    assert offloaded.idle_s == pytest.approx(4 * 2.3e-3 + 4 * 4e-3)
+    assert offloaded.reason == "its copies fit into its idle time"
+    recomputed = rows["h*.y", RECOMPUTE]
+    assert recomputed.again_s == pytest.approx(0.3e-3) and recomputed.reason == "faster than its copies"
+    assert rows["h*.z", KEEP].layers == "4" and rows["h*.z", KEEP].reason == "used again at once"
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_verdict_names_memory_cost_and_actions(report):
     text = verdict(report)
     assert text.startswith("Fits in 120 MB per GPU with ")
     assert "more time than unlimited memory" in text and "offload 2" in text
-    assert headroom_sentence(report).startswith("Coordination headroom 11 %")
+    assert headroom_sentence(report).startswith("Coordination headroom 30 %")
     assert verdict(dataclasses.replace(report, interrupted=True)).startswith("Interrupted; best plan so far: Fits")
 
 

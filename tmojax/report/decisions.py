@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from tmojax.problem import PLAIN, Kind, Lifetime, Problem, Schedule
+from tmojax.problem import PLAIN, Action, Kind, Lifetime, Problem, Schedule
 from tmojax.problem.step_view import StepView, view_step
 from tmojax.report.wording import ranges
-from tmojax.units import format_seconds
 
 KEEP, RECOMPUTE, OFFLOAD, PEER, COMPRESS, HOST = (
     "keep", "recompute", "offload", "offload to peer", "compress", "lives in host memory"
@@ -22,9 +21,11 @@ ACTIONS = (RECOMPUTE, OFFLOAD, PEER, COMPRESS, HOST, KEEP)
 class DecisionRow:
     """The same decision on the same tensor of several layers.
 
-    `name`: the tensor with `*` for the number of the layer. `layers`: their labels, or the tensor's name where there is
-    one only. `count`: tensors that the row stands for, per device and micro-batch. `size_bytes`: of one of them.
-    `share`: fraction of the micro-batches in which it is so. `devices`: names of the devices that do it.
+    `name`: the tensor with `*` for the number of the layer; `layers`: those numbers. `count`: tensors that the row
+    stands for, per device and micro-batch. `size_bytes`: of one of them. `share`: fraction of the micro-batches in which
+    it is so. `devices`: names of those that do it. Figures of the first of the tensors, None where there is none:
+    `idle_s`, compute time between its uses; `copy_s`, of one copy to or from the host when all GPUs copy; `again_s`, of
+    its op.
     """
 
     name: str
@@ -34,6 +35,9 @@ class DecisionRow:
     action: str
     share: float
     devices: str
+    idle_s: float | None
+    copy_s: float | None
+    again_s: float | None
     reason: str
 
     @property
@@ -97,26 +101,24 @@ def count_actions(problem: Problem, schedule: Schedule, device: int = 0) -> dict
     """How many tensors of a device take each action in most of their micro-batches; `keep` counts the tensors that
     backward waits for and that stay. What lives in host memory is counted under its own name."""
     counts: dict[str, int] = {}
-    for row in _device_rows(problem, schedule, view_step(problem, device)):
+    for row in _device_rows(problem, schedule, view_step(problem, device), device):
         if row.share >= 0.5:
             counts[row.action] = counts.get(row.action, 0) + row.count
     return {action: counts[action] for action in sorted(counts, key=_rank)}
 
 
 def read_decisions(problem: Problem, schedule: Schedule) -> list[DecisionRow]:
-    """Decision rows of all devices, largest first; devices that decide alike share rows."""
+    """Decision rows of all devices, grouped by action, largest first; devices that decide alike share rows."""
     views: dict[int, StepView] = {}
-    rows: dict[tuple, list[str]] = {}
-    for device in range(problem.workload.device_count):
+    names: dict[DecisionRow, list[str]] = {}
+    for device, spec in enumerate(problem.machine.devices):
         role = problem.workload.device_program[device]
         view = views.setdefault(role, view_step(problem, device))
         for row in _device_rows(problem, schedule, view, device):
-            key = (row.name, row.layers, row.count, row.size_bytes, row.action, row.share, row.reason)
-            rows.setdefault(key, []).append(problem.machine.devices[device].name)
-    everybody = problem.workload.device_count
+            names.setdefault(row, []).append(spec.name)
     found = [
-        DecisionRow(*key[:6], "all" if len(names) == everybody else ", ".join(names), key[6])
-        for key, names in rows.items()
+        replace(row, devices="all" if len(who) == len(problem.machine.devices) else ranges(who))
+        for row, who in names.items()
     ]
     return sorted(found, key=lambda row: (_rank(row.action), -row.total_bytes, row.name, row.layers))
 
@@ -125,86 +127,87 @@ def _rank(action: str) -> int:
     return ACTIONS.index(action.split(" + ")[0])
 
 
-def _device_rows(
-    problem: Problem, schedule: Schedule, view: StepView, device: int | None = None
-) -> Iterable[DecisionRow]:
-    device = view.device if device is None else device
+def _device_rows(problem: Problem, schedule: Schedule, view: StepView, device: int) -> Iterable[DecisionRow]:
     program = problem.workload.program(device)
     actions = read_actions(problem, schedule, device)
-    instances = problem.workload.micro_batches
     place = {tensor: index for index, tensor in enumerate(view.tensor.tolist())}
-    merged: dict[tuple, list[tuple[str, str, int]]] = {}
+    merged: dict[tuple, list[tuple[str, int | None]]] = {}
     for tensor, spec in enumerate(program.tensors):
         found = dict(actions.get(tensor, {}))
-        total = 1 if spec.lifetime is not Lifetime.MICRO_BATCH else instances
+        total = problem.workload.micro_batches if spec.lifetime is Lifetime.MICRO_BATCH else 1
         index = place.get(tensor)
         if index is not None and view.needed[index] and sum(found.values()) < total:
             found[KEEP] = found.get(KEEP, 0) + total - sum(found.values())
-        producer = program.producer[tensor]
-        layer = program.ops[producer].layer if producer != -1 else _layer_in_name(spec.name)
-        pattern = _pattern(spec.name, layer)
+        pattern, layer = _pattern(spec.name)
         for action, count in found.items():
-            key = (pattern, spec.size_bytes, action, count / total)
-            merged.setdefault(key, []).append((layer, spec.name, tensor))
+            if spec.size_bytes:
+                key = (pattern, spec.size_bytes, action, count / total)
+                merged.setdefault(key, []).append((layer, index))
     figures = _Figures(problem, view, device)
     for (pattern, size, action, share), members in merged.items():
-        layers = ranges([layer for layer, _, _ in members]) if pattern != members[0][1] else ""
-        reason = figures.reason(action, [place.get(tensor) for _, _, tensor in members], size)
-        yield DecisionRow(pattern, layers, len(members), size, action, share, "", reason)
+        layers = ranges([layer for layer, _ in members])
+        idle_s, copy_s, again_s = figures.of(members[0][1], size)
+        reason = figures.reason(action, idle_s, copy_s, again_s)
+        yield DecisionRow(pattern, layers, len(members), size, action, share, "", idle_s, copy_s, again_s, reason)
 
 
-def _layer_in_name(name: str) -> str:
-    return next((part for part in name.split(".") if any(c.isdigit() for c in part)), "")
-
-
-def _pattern(name: str, layer: str) -> str:
-    """The name with `*` for the number of its layer, for example `h*.mlp.fc`."""
-    if not any(c.isdigit() for c in layer):
-        return name
-    star = re.sub(r"\d+", "*", layer)
-    return re.sub(rf"(?<![A-Za-z0-9_]){re.escape(layer)}(?![A-Za-z0-9_])", star, name)
+def _pattern(name: str) -> tuple[str, str]:
+    """The name with `*` for the number of its layer, and that number: (`h*.mlp.fc`, `3`). Without one, (name, "")."""
+    parts = name.split(".")
+    for place, part in enumerate(parts):
+        number = re.search(r"\d+", part)
+        if number and not part.isdigit():
+            parts[place] = part[: number.start()] + "*" + part[number.end() :]
+            return ".".join(parts), number.group()
+    return name, ""
 
 
 class _Figures:
-    """The figures of the problem that speak for or against an action."""
+    """The figures of a problem that speak for or against an action."""
 
     def __init__(self, problem: Problem, view: StepView, device: int) -> None:
         machine = problem.machine
+        self._view, self._actions = view, problem.actions
         spec = machine.devices[device]
-        self._view = view
-        self._second_per_byte = 0.0
-        for route in (machine.route(spec.memory, spec.host_memory), machine.route(spec.host_memory, spec.memory)):
-            for link in route.links:
-                users = sum(
-                    link in machine.route(d.memory, d.host_memory).links
-                    or link in machine.route(d.host_memory, d.memory).links
-                    for d in machine.devices
-                    if d.kind == "gpu"
-                )
-                fair = users / machine.links[link].bandwidth_bytes_per_s
-                self._second_per_byte = max(self._second_per_byte, fair)
+        hosts = [
+            {*machine.route(d.memory, d.host_memory).links, *machine.route(d.host_memory, d.memory).links}
+            for d in machine.devices
+            if d.kind == "gpu"
+        ]
+        self._seconds_per_byte = max(
+            sum(link in used for used in hosts) / machine.links[link].bandwidth_bytes_per_s
+            for route in (machine.route(spec.memory, spec.host_memory), machine.route(spec.host_memory, spec.memory))
+            for link in route.links
+        )
         self._elapsed_s = [0.0, *view.slot_s.cumsum().tolist()]
 
-    def reason(self, action: str, candidates: list[int | None], size_bytes: int) -> str:
-        """One line of figures: of the first tensor of the row, its idle time, copy time and recomputation time."""
-        copy_s = size_bytes * self._second_per_byte
-        copy = f"a copy takes {format_seconds(copy_s)} each way when all GPUs copy"
-        if action == HOST:
-            return f"used once a step; {copy}"
-        index = candidates[0]
-        if index is None:
-            return ""
+    def of(self, candidate: int | None, size_bytes: int) -> tuple[float | None, float | None, float | None]:
+        """(idle_s, copy_s, again_s) of a tensor; None where it has no such time, or the action is not allowed."""
+        copy_s = size_bytes * self._seconds_per_byte if Action.OFFLOAD in self._actions else None
+        if candidate is None:
+            return None, copy_s, None
         view = self._view
-        idle_s = self._elapsed_s[view.idle_to[index]] - self._elapsed_s[view.idle_from[index] + 1]
-        if idle_s <= 0 and action == KEEP:
-            return "used again at once"
-        again = f"its op takes {format_seconds(float(view.recompute_s[index]))} again"
-        if not view.may_recompute[index]:
-            again = "it cannot be recomputed"
+        idle_s = self._elapsed_s[view.idle_to[candidate]] - self._elapsed_s[view.idle_from[candidate] + 1]
+        may_again = view.may_recompute[candidate] and Action.RECOMPUTE in self._actions
+        return max(idle_s, 0.0), copy_s, float(view.recompute_s[candidate]) if may_again else None
+
+    def reason(self, action: str, idle_s: float | None, copy_s: float | None, again_s: float | None) -> str:
+        """Why the action is plausible, in few words; the plan as a whole is judged by its time, not by this."""
+        if action == HOST:
+            return "used once a step"
+        both_s = 2 * copy_s if copy_s is not None else None
         if RECOMPUTE in action:
-            return f"{again}; {copy}"
+            if copy_s is None or again_s is None or both_s is None:
+                return "copies are not allowed"
+            return "faster than its copies" if again_s < both_s else "slower than its copies, but needs no link"
         if action == KEEP:
-            if 2 * copy_s > idle_s:
-                return f"idle for {format_seconds(idle_s)} only; {copy}; {again}"
-            return f"{again}; {copy}; there is room for it"
-        return f"idle for {format_seconds(idle_s)}; {copy}; {again}"
+            if not idle_s:
+                return "used again at once"
+            if both_s is not None and both_s > idle_s:
+                return "idle for less than a copy out and back"
+            return "there is room for it"
+        fits = both_s is not None and idle_s is not None and both_s <= idle_s
+        text = "its copies fit into its idle time" if fits else "its copies take longer than it is idle"
+        if again_s is None:
+            return text + ("; cannot be recomputed" if Action.RECOMPUTE in self._actions else "")
+        return text + ("; faster than to recompute" if both_s is not None and both_s < again_s else "")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
+from textwrap import shorten
 
 from matplotlib.figure import Figure
 
@@ -50,5 +52,5 @@ def _bar(report: RunReport, outcome: Outcome) -> PlannerBar:
         bound_s=outcome.bound_s,
         baseline=outcome.baseline,
         best=outcome is report.best,
-        note=outcome.result.message.split(" (")[0] or str(outcome.status),
+        note=shorten(re.sub(r" \(\d+ bytes\)", "", outcome.result.message) or str(outcome.status), 90),
     )

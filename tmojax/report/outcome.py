@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tmojax.bounds.bound import BoundReport
 from tmojax.check import CheckReport
 from tmojax.planners.base import PlanResult, Status
 from tmojax.problem import Problem
@@ -88,9 +89,8 @@ class RunReport:
     """Everything that a report shows.
 
     `unlimited_s`: step time with memory for everything (inf: unknown). `footprint_bytes`: per device, what keeping
-    everything takes. `bound_parts`: named parts of the lower bound, seconds. `problem_hash` names the problem in plan
-    files. `interrupted`: planners were stopped before they had finished. `notes`: what was decided on the way to
-    the problem.
+    everything takes. `problem_hash` names the problem in plan files. `interrupted`: planners were stopped before they
+    had finished. `notes`: what was decided on the way to the problem.
     """
 
     problem: Problem
@@ -98,8 +98,7 @@ class RunReport:
     outcomes: tuple[Outcome, ...]
     footprint_bytes: tuple[int, ...]
     unlimited_s: float = math.inf
-    bound_parts: Mapping[str, float] = field(default_factory=dict)
-    bound_notes: tuple[str, ...] = ()
+    bound: BoundReport | None = None
     shortfall: Shortfall | None = None
     interrupted: bool = False
     provenance: Mapping[str, object] = field(default_factory=dict)

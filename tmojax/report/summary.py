@@ -31,7 +31,7 @@ def summary(report: RunReport) -> dict[str, Any]:
         "step_s": _finite(best.step_s) if best else None,
         "unlimited_step_s": _finite(report.unlimited_s),
         "bound_s": best.bound_s if best and best.bound_s > 0 else None,
-        "bound_parts_s": {name: _finite(value) for name, value in report.bound_parts.items()},
+        "bound_parts_s": {part.name: _finite(part.step_s) for part in report.bound.parts} if report.bound else {},
         "gap": best.gap if best else None,
         "micro_batches": report.problem.workload.micro_batches,
         "capacity_bytes": list(device_capacities(report.problem)),

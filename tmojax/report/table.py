@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from tmojax.planners.base import Status
 from tmojax.problem.machine import MemoryKind
 from tmojax.report.decisions import read_decisions
 from tmojax.report.memory_use import BYTE_KINDS, peak_by_kind
@@ -54,6 +54,16 @@ class Table:
         return table
 
 
+_STATUS_WORD = {
+    Status.OPTIMAL: "optimal (own model)",
+    Status.FEASIBLE: "feasible",
+    Status.TIME_LIMIT: "time limit",
+    Status.NOT_FOUND: "none found",
+    Status.INFEASIBLE: "infeasible",
+    Status.ERROR: "rejected",
+}
+
+
 def _or_dash(text: str, known: bool) -> str:
     return text if known else "-"
 
@@ -61,7 +71,7 @@ def _or_dash(text: str, known: bool) -> str:
 def _planner_row(report: RunReport, outcome: Outcome) -> tuple[str, ...]:
     name = outcome.planner + (" (baseline)" if outcome.baseline else "")
     if not math.isfinite(outcome.step_s):
-        return (name, str(outcome.status), *("-",) * 7, format_seconds(outcome.result.plan_s), "-")
+        return (name, _STATUS_WORD[outcome.status], *("-",) * 7, format_seconds(outcome.result.plan_s), "-")
     problem, check = report.problem, outcome.check
     peaks = check.peak_bytes if check is not None else {}
     by_kind = {
@@ -73,7 +83,7 @@ def _planner_row(report: RunReport, outcome: Outcome) -> tuple[str, ...]:
     both = f"{format_seconds(jitter.median_s)} / {format_seconds(jitter.p95_s)}" if jitter else "-"
     return (
         name,
-        str(outcome.status),
+        _STATUS_WORD[outcome.status],
         format_seconds(outcome.step_s),
         format_seconds(outcome.step_s / problem.workload.micro_batches),
         _or_dash(percent(outcome.gap or 0.0), outcome.gap is not None),
@@ -130,7 +140,7 @@ def memory_table(report: RunReport) -> Table | None:
                      format_bytes(limit), percent(total / limit))  # fmt: skip
             rows.setdefault(cells, []).append(spec.name)
     return Table(
-        f"Memory at its fullest ({best.planner})",
+        f"Memory at its fullest ({best.planner}; by position in the lists, whatever the times)",
         ("memory", *(BYTE_KINDS[kind] for kind in kinds), "together", "capacity", "used"),
         tuple((ranges(names), *cells) for cells, names in rows.items()),
         frozenset(range(1, len(kinds) + 4)),
@@ -147,15 +157,23 @@ def decision_table(report: RunReport, most: int | None = None) -> Table | None:
     rows = []
     for row in found:
         share = "" if row.share == 1 else f" ({percent(row.share)} of micro-batches)"
-        cells = [row.action + share, row.name, row.layers, str(row.count), format_bytes(row.size_bytes),
-                 format_bytes(row.total_bytes)]  # fmt: skip
+        sizes = (str(row.count), format_bytes(row.size_bytes), format_bytes(row.total_bytes))
+        times = (_short_time(time_s) for time_s in (row.idle_s, row.copy_s, row.again_s))
+        cells = (row.action + share, row.name, row.layers, *sizes, *times)
         rows.append((*cells, row.reason) if same_devices else (*cells, row.devices, row.reason))
-    title = f"Decisions ({best.planner}; tensors of one micro-batch on one GPU)"
+    title = f"Decisions ({best.planner}; tensors of one micro-batch on one GPU; copies when all GPUs copy)"
     if most is not None and len(rows) > most:
         rows, title = _shortened(rows, most), f"{title}, the largest {most} of {len(rows)} kinds"
-    columns = ["decision", "tensor", "layers", "number", "size", "together"]
+    columns = ["decision", "tensor", "layers", "number", "size", "together", "idle", "one copy", "again"]
     return Table(title, (*columns, "why") if same_devices else (*columns, "GPUs", "why"), tuple(rows),
-                 frozenset((3, 4, 5)))  # fmt: skip
+                 frozenset(range(3, 9)))  # fmt: skip
+
+
+def _short_time(time_s: float | None) -> str:
+    """Three significant digits, `-` for None."""
+    if time_s is None:
+        return "-"
+    return format_seconds(float(f"{time_s:.3g}"))
 
 
 def _shortened(rows: list, most: int) -> list:
@@ -197,8 +215,10 @@ def print_report(report: RunReport, stream: TextIO) -> None:
                 console.print(f"  {line}", markup=False)
 
 
-def bound_table(parts: Sequence[tuple[str, float]]) -> Table:
-    """The parts of the lower bound, the binding one first."""
-    ordered = sorted(parts, key=lambda part: -part[1])
-    return Table("", ("lower bound", "step time"), tuple((n, format_seconds(s)) for n, s in ordered), frozenset({1}),
-                 frozenset({0} if ordered else ()))  # fmt: skip
+def bound_table(report: RunReport) -> Table | None:
+    """The parts of the lower bound, the one that counts first; None without any."""
+    if report.bound is None:
+        return None
+    parts = sorted(report.bound.parts, key=lambda part: -part.step_s)
+    rows = tuple((part.name, format_seconds(part.step_s), part.binds, part.explanation) for part in parts)
+    return Table("", ("lower bound", "step", "what binds", "how"), rows, frozenset({1}), frozenset({0}))

@@ -19,8 +19,9 @@ def listing(parts: Sequence[str]) -> str:
 
 
 def counted(count: int, singular: str) -> str:
-    """`1 activation`, `12 activations`."""
-    return f"{count} {singular}" if count == 1 else f"{count} {singular}s"
+    """`1 activation`, `12 activations`, `2 micro-batches`."""
+    plural = "es" if singular.endswith(("ch", "sh", "s", "x")) else "s"
+    return f"{count} {singular}" if count == 1 else f"{count} {singular}{plural}"
 
 
 def ranges(labels: Sequence[str]) -> str:
