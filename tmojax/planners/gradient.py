@@ -45,7 +45,7 @@ def own_starts(bench: Workbench) -> Iterator[tuple[str, tuple[DeviceDecision, ..
         for view in views:
             choice = recompute[id(view)].choice.copy()
             choice[(choice == Choice.KEEP) & view.needed & view.may_offload] = Choice.OFFLOAD
-            mixed.append(DeviceDecision(choice, view.state_resting.copy()))
+            mixed.append(DeviceDecision(choice, offload_everything(view).state_out))
         yield f"recompute in {layer_count(problem, views[0])} layers, offload the rest", tuple(mixed)
 
 

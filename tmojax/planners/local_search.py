@@ -15,7 +15,7 @@ from tmojax.planners.workbench import Candidate, Workbench
 from tmojax.problem import Action, LinkPolicyKind
 from tmojax.problem.step_view import StepView
 from tmojax.relax.coordinate import Coordination
-from tmojax.relax.decisions import Choice, DeviceDecision
+from tmojax.relax.decisions import Choice, DeviceDecision, Rest
 from tmojax.relax.decode import NEVER, DoesNotFit
 
 
@@ -168,8 +168,8 @@ class _Moves:
         resting = np.flatnonzero(view.state_resting)
         length = int(self.rng.integers(1, len(resting) + 1))
         begin = int(self.rng.integers(0, len(resting) - length + 1))
-        state_out = decision.state_out.copy()
-        state_out[resting[begin : begin + length]] = self.rng.random() < 0.5
+        state_out = decision.state_out.astype(np.int8)
+        state_out[resting[begin : begin + length]] = self.rng.integers(len(Rest))
         return DeviceDecision(decision.choice, state_out)
 
 

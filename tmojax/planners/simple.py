@@ -9,10 +9,10 @@ import numpy as np
 
 from tmojax.planners.base import Planner, PlanResult, Status, Stopwatch, does_not_fit
 from tmojax.planners.workbench import Workbench
-from tmojax.problem import Action, Phase, Problem
+from tmojax.problem import Action, Problem
 from tmojax.problem.step_view import StepView
 from tmojax.relax.coordinate import together
-from tmojax.relax.decisions import Choice, DeviceDecision, keep_everything
+from tmojax.relax.decisions import Choice, DeviceDecision, Rest, keep_everything
 from tmojax.relax.decode import DoesNotFit
 
 
@@ -20,7 +20,7 @@ def offload_everything(view: StepView) -> DeviceDecision:
     """Every candidate that backward uses is offloaded, and all resting state lives in host memory."""
     choice = keep_everything(view).choice
     choice[view.needed & view.may_offload] = Choice.OFFLOAD
-    return DeviceDecision(choice, view.state_resting.copy())
+    return DeviceDecision(choice, np.where(view.state_resting, Rest.ON_HOST, Rest.ON_DEVICE).astype(np.int8))
 
 
 def segments(problem: Problem, view: StepView, layers_per_segment: int) -> np.ndarray:
@@ -43,27 +43,29 @@ def layer_count(problem: Problem, view: StepView) -> int:
     return int(segments(problem, view, 1).max(initial=-1)) + 1
 
 
-def recompute_segments(problem: Problem, view: StepView, layers_per_segment: int) -> DeviceDecision:
-    """Keep what crosses from one segment to a later one, and everything of the last segment; recompute the rest."""
+def checkpoints(problem: Problem, view: StepView, layers_per_segment: int) -> np.ndarray:
+    """Candidates [I] that per-segment checkpointing keeps: what a later segment's forward ops read."""
     program = problem.workload.program(view.device)
     segment = segments(problem, view, layers_per_segment)
-    slot_of = {int(op): slot for slot, op in enumerate(view.slot_op)}
     reach: dict[int, int] = {}
-    for op in view.slot_op[: view.forward_end].tolist():
-        for tensor in program.ops[op].reads:
-            reach[tensor] = max(reach.get(tensor, -1), int(segment[slot_of[op]]))
+    for slot in range(view.forward_end):
+        for tensor in program.ops[view.slot_op[slot]].reads:
+            reach[tensor] = max(reach.get(tensor, -1), int(segment[slot]))
+    born = segment[view.producer_slot]
+    read_until = np.array([reach.get(tensor, -1) for tensor in view.tensor.tolist()], np.int64)
+    return (born >= 0) & (read_until > born)
+
+
+def recompute_segments(problem: Problem, view: StepView, layers_per_segment: int) -> DeviceDecision:
+    """Keep the checkpoints between segments, and everything of the last segment; recompute the rest."""
+    segment = segments(problem, view, layers_per_segment)
+    born = segment[view.producer_slot]
+    inside = (born >= 0) & (born < segment.max(initial=0))
+    kept = checkpoints(problem, view, layers_per_segment)
     choice = keep_everything(view).choice
-    last = int(segment.max(initial=0))
-    for index, tensor in enumerate(view.tensor.tolist()):
-        born = int(segment[view.producer_slot[index]])
-        crosses = reach.get(tensor, -1) > born
-        if program.ops[program.producer[tensor]].phase is not Phase.FORWARD or born == last:
-            continue
-        if crosses:
-            choice[index] = Choice.KEEP
-        elif view.may_recompute[index]:
-            choice[index] = Choice.RECOMPUTE
-    return DeviceDecision(choice, np.zeros(len(view.state_tensor), bool))
+    choice[inside & kept] = Choice.KEEP
+    choice[inside & ~kept & view.may_recompute] = Choice.RECOMPUTE
+    return DeviceDecision(choice, np.zeros(len(view.state_tensor), np.int8))
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,18 @@ class Choice(IntEnum):
     RECOMPUTE = 2
 
 
+class Rest(IntEnum):
+    """Where a resting state tensor (optimizer state) is between two updates, and when a step starts and ends."""
+
+    ON_DEVICE = 0
+    ON_HOST = 1  # comes to the device for its update only
+    AWAY_INSIDE = 2  # leaves when the step has started and is back for its update; on the device across the seam
+
+
 @dataclass(frozen=True, eq=False)
 class DeviceDecision:
-    """choice [I]: `Choice` of every candidate of the `StepView`. state_out [S]: resting state tensors that live in host
-    memory and come to the device only for their update."""
+    """choice [I]: `Choice` of every candidate of the `StepView`. state_out [S]: `Rest` of every state tensor (booleans
+    read as ON_DEVICE and ON_HOST); it matters for resting ones only."""
 
     choice: np.ndarray
     state_out: np.ndarray
@@ -33,4 +41,4 @@ class DeviceDecision:
 def keep_everything(view: StepView) -> DeviceDecision:
     """The decision that moves and recomputes nothing."""
     choice = np.where(view.needed, Choice.KEEP, Choice.RECOMPUTE).astype(np.int8)
-    return DeviceDecision(choice, np.zeros(len(view.state_tensor), bool))
+    return DeviceDecision(choice, np.zeros(len(view.state_tensor), np.int8))

@@ -14,7 +14,7 @@ from numba import njit
 
 from tmojax.problem import COMPUTE_STREAM, INSTRUCTION, Kind, Lifetime, Placement, Problem
 from tmojax.problem.step_view import StepView
-from tmojax.relax.decisions import DeviceDecision
+from tmojax.relax.decisions import DeviceDecision, Rest
 from tmojax.relax.template import Template, build_template
 
 NEVER = np.iinfo(np.int64).max // 4
@@ -81,8 +81,16 @@ def decode(problem: Problem, view: StepView, decision: DeviceDecision, *, capaci
     return _emit(problem, view, decision, step, release, prefetch)
 
 
+def rest_of(view: StepView, decision: DeviceDecision) -> dict[int, Rest]:
+    """`Rest` of every state tensor; one that micro-batches use stays on the device."""
+    return {
+        int(tensor): Rest(int(rest)) if resting else Rest.ON_DEVICE
+        for tensor, rest, resting in zip(view.state_tensor, decision.state_out, view.state_resting, strict=True)
+    }
+
+
 def _unroll(problem: Problem, view: StepView, decision: DeviceDecision, template: Template) -> _Step:
-    workload, program = problem.workload, problem.workload.program(view.device)
+    program = problem.workload.program(view.device)
     count, body = view.micro_batches, len(template.runs)
     last = count - 1
     # Step ops stand where the op table has them: in the last micro-batch, behind the first execution of the op before.
@@ -153,12 +161,19 @@ def _unroll(problem: Problem, view: StepView, decision: DeviceDecision, template
         releases.append(np.stack([final.ravel(), tensors, owner], 1))
         add_gaps(tensors, owner, -1, -1, first.ravel(), 1)
 
-    out = {int(t) for t in view.state_tensor[decision.state_out & view.state_resting]}
+    rest = rest_of(view, decision)
     for tensor, spec in enumerate(program.tensors):
         places_of = touched_by_step.get(tensor, [])
         if spec.lifetime is Lifetime.STATE:
-            if tensor not in out:
+            if rest[tensor] == Rest.ON_DEVICE:
                 profile[0] += spec.size_bytes
+                continue
+            if rest[tensor] == Rest.AWAY_INSIDE:
+                # It may leave as soon as the first run has started.
+                profile[0] += spec.size_bytes
+                profile[1] -= spec.size_bytes
+                profile[places_of[0]] += spec.size_bytes
+                add_gaps(tensor, 0, 0, 0, places_of[0], 0)
                 continue
             profile[places_of[0]] += spec.size_bytes
             profile[places_of[-1] + 1] -= spec.size_bytes
@@ -278,7 +293,10 @@ def _fit(profile, gaps, capacity, lookahead, release_at_once):  # pragma: no cov
         load[run] += held_bytes
     for gap in range(count):
         if held[gap]:
-            prefetch[gap] = max(release[gap], 0)
+            prefetch[gap] = release[gap]
+    while entered >= 0:  # wanted by the very first run
+        prefetch[by_end[entered]] = gaps[by_end[entered], 5]
+        entered -= 1
     return release, prefetch, -1
 
 
@@ -346,9 +364,9 @@ def _emit(problem, view, decision, step: _Step, release, prefetch) -> DeviceList
     seconds = np.array([0.0 if op.collective else op.duration_s + launch_s for op in program.ops])
     sizes = np.array([tensor.size_bytes for tensor in program.tensors], np.int64)
     moved = tuple(int(sizes[rows["tensor"][rows["kind"] == kind]].sum()) for kind in (Kind.OFFLOAD, Kind.PREFETCH))
-    out = set(view.state_tensor[decision.state_out & view.state_resting].tolist())
     initial = tuple(
-        Placement(int(t), (device.host_memory if int(t) in out else device.memory,)) for t in view.state_tensor
+        Placement(tensor, (device.host_memory if rest == Rest.ON_HOST else device.memory,))
+        for tensor, rest in rest_of(view, decision).items()
     )
     return DeviceList(rows, compute_row, np.cumsum(seconds[step.op]), moved, initial)  # type: ignore[arg-type]
 

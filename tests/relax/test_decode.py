@@ -1,0 +1,73 @@
+"""Decoded lists are valid, fit, and fail only where nothing could fit."""
+
+import numpy as np
+import pytest
+from random_steps import random_choice, random_problem
+
+from tmojax.check import check
+from tmojax.problem import Kind, LinkPolicyKind, keep_all_footprint_bytes
+from tmojax.problem.step_view import view_step
+from tmojax.relax.coordinate import Coordination, assemble
+from tmojax.relax.decisions import DeviceDecision
+from tmojax.relax.decode import DoesNotFit, decode
+from tmojax.simulate import simulate
+
+
+def decoded(seed: int, factor: float, **options):
+    """(problem, lists or None) of a random problem under random decisions, different on every device."""
+    problem = random_problem(seed, factor=factor)
+    rng = np.random.default_rng(seed)
+    lists = []
+    for device in range(problem.workload.device_count):
+        view = view_step(problem, device)
+        state_out = view.state_resting & (rng.random(len(view.state_tensor)) < 0.5)
+        found = decode(problem, view, DeviceDecision(random_choice(view, rng), state_out), **options)
+        if isinstance(found, DoesNotFit):
+            assert found.bytes_over > 0
+            return problem, None
+        lists.append(found)
+    return problem, lists
+
+
+@pytest.mark.parametrize("factor", [0.9, 1.0, 1.1, 1.25])
+@pytest.mark.parametrize("options", [{}, {"release_at_once": True, "lookahead_runs": 3}], ids=["late", "at once"])
+def test_decoded_lists_are_valid_and_do_not_deadlock(factor, options):
+    decoded_any = 0
+    for seed in range(60):
+        problem, lists = decoded(seed, factor, **options)
+        if lists is None:
+            continue
+        decoded_any += 1
+        count = len(lists)
+        for coordination in (
+            Coordination((0.0,) * count),
+            Coordination(tuple(0.3 * g for g in range(count)), LinkPolicyKind.FCFS),
+            Coordination((0.0,) * count, LinkPolicyKind.PRIORITY, tuple(reversed(range(count)))),
+        ):
+            schedule = assemble(problem, lists, coordination)
+            report = check(problem, schedule)
+            assert report.valid, (seed, [v.message for v in report.violations[:3]])
+            assert simulate(problem, schedule).step_s < float("inf"), seed
+    assert decoded_any >= 3  # the test has substance at every factor
+
+
+def test_what_fits_without_moving_is_not_moved():
+    problem = random_problem(3, factor=0.5)
+    view = view_step(problem, 0)
+    decision = DeviceDecision(np.where(view.needed & view.may_offload, 1, 2 * ~view.needed).astype(np.int8),
+                              np.zeros(len(view.state_tensor), bool))  # fmt: skip
+    found = decode(problem, view, decision)
+    assert not isinstance(found, DoesNotFit)
+    assert found.moved_bytes[0] == 0
+    assert not (found.rows["kind"] == Kind.OFFLOAD).any()
+
+
+def test_does_not_fit_names_the_op_and_the_bytes_exactly():
+    problem = random_problem(5, factor=1.0)
+    view = view_step(problem, 0)
+    decision = DeviceDecision(np.where(view.needed, 0, 2).astype(np.int8), np.zeros(len(view.state_tensor), bool))
+    need = keep_all_footprint_bytes(problem.workload, 0)
+    assert not isinstance(decode(problem, view, decision, capacity_bytes=need), DoesNotFit)
+    failed = decode(problem, view, decision, capacity_bytes=need - 3)
+    assert isinstance(failed, DoesNotFit)
+    assert failed.bytes_over == 3
