@@ -3,8 +3,8 @@
     python benchmarks/simulate/speed.py [--repeats 5]
 
 The steps are synthetic and have the shape of GPT-2's: per micro-batch `ops` forward ops in a chain, each with one
-output, and as many backward ops in reverse that read it; every activation is offloaded after its use and prefetched four
-ops before it returns; weights, gradients and an update per layer; one all-reduce; GPUs behind one shared uplink.
+output, and as many backward ops in reverse that read it; every activation is offloaded after its use and prefetched
+four ops before it returns; weights, gradients and an update per layer; one all-reduce; GPUs behind one shared uplink.
 """
 
 from __future__ import annotations
@@ -86,7 +86,14 @@ def step(gpus: int, layers: int, micro_batches: int, interference: Interference)
     for i in reversed(range(forward)):
         weight = forward + i // OPS_PER_LAYER
         ops.append(
-            Op(f"b{i}", Phase.BACKWARD, 2 * float(seconds[i]), (i, weight), updates=(weight + layers,), recomputable=False)
+            Op(
+                f"b{i}",
+                Phase.BACKWARD,
+                2 * float(seconds[i]),
+                (i, weight),
+                updates=(weight + layers,),
+                recomputable=False,
+            )
         )
     gradients = tuple(range(forward + layers, forward + 2 * layers))
     ops.append(Op("sync", Phase.COLLECTIVE, 0.0, gradients, recomputable=False, step_op=True, collective="sync"))
@@ -146,7 +153,9 @@ def main() -> None:
     start, cpu = time.perf_counter(), time.process_time()
     prepare(small, schedule).run()
     print(f"first call: {time.perf_counter() - start:.1f} s, {time.process_time() - cpu:.1f} s of CPU")
-    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}; best of {arguments.repeats}")
+    print(
+        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}; best of {arguments.repeats}"
+    )
     print("| case | policy | instructions | prepare ms | run ms | events | events/s |\n|---|---|---|---|---|---|---|")
     for name, shape in CASES.items():
         problem, schedule = step(*shape, Interference())

@@ -87,7 +87,9 @@ def tensor(name: str, size_bytes: int, lifetime: Lifetime = Lifetime.MICRO_BATCH
     return Tensor(name, size_bytes, TensorKind.ACTIVATION, lifetime, alias_group)
 
 
-def op(name: str, duration_s: float, reads=(), writes=(), updates=(), workspace_bytes=0, step_op=False, collective="") -> Op:
+def op(
+    name: str, duration_s: float, reads=(), writes=(), updates=(), workspace_bytes=0, step_op=False, collective=""
+) -> Op:
     return Op(
         name, Phase.FORWARD, duration_s, tuple(reads), tuple(writes), tuple(updates), workspace_bytes,
         recomputable=not updates, step_op=step_op, collective=collective,
@@ -114,7 +116,9 @@ def schedule_of(*lists: ListBuilder, initial=None, link_policies: tuple[LinkPoli
     return Schedule(built, tuple(() for _ in built) if initial is None else initial, link_policies)
 
 
-def chain_problem(rng: np.random.Generator, devices: int, *, overheads=None, interference=None, duplex=0.0, micro_batches=2):
+def chain_problem(
+    rng: np.random.Generator, devices: int, *, overheads=None, interference=None, duplex=0.0, micro_batches=2
+):
     """A random small problem: per device a chain of ops with a backward that reads what the forward wrote, one STATE
     tensor that an update op changes, and sometimes a gradient all-reduce.
     """
@@ -133,12 +137,26 @@ def chain_problem(rng: np.random.Generator, devices: int, *, overheads=None, int
     grad, weight = depth, depth + 1
     durations = [float(rng.integers(0, 8)) / 4 for _ in range(2 * depth + 1)]
     ops = [
-        op(f"f{i}", durations[i], reads=[weight] + ([i - 1] if i else []), writes=[i], workspace_bytes=int(rng.integers(0, 2)) * 5)
+        op(
+            f"f{i}",
+            durations[i],
+            reads=[weight] + ([i - 1] if i else []),
+            writes=[i],
+            workspace_bytes=int(rng.integers(0, 2)) * 5,
+        )
         for i in range(depth)
     ]
     for i in reversed(range(depth)):
         first = i == depth - 1
-        ops.append(op(f"b{i}", durations[depth + i], reads=[i], writes=[grad] if first else [], updates=[] if first else [grad]))
+        ops.append(
+            op(
+                f"b{i}",
+                durations[depth + i],
+                reads=[i],
+                writes=[grad] if first else [],
+                updates=[] if first else [grad],
+            )
+        )
     collectives = ()
     if devices > 1 and rng.random() < 0.5:
         ops.append(op("sync", 0.0, reads=[grad], step_op=True, collective="sync"))
@@ -149,8 +167,8 @@ def chain_problem(rng: np.random.Generator, devices: int, *, overheads=None, int
 
 
 def random_schedule(problem: Problem, rng: np.random.Generator, link_policies: tuple[LinkPolicy, ...] = ()) -> Schedule:
-    """Offloads, prefetches, recomputations, peer copies, retires and cross-list signals at random places; every list can
-    finish (signals only point to later parts of lists with a higher number).
+    """Offloads, prefetches, recomputations, peer copies, retires and cross-list signals at random places; every
+    list can finish (signals only point to later parts of lists with a higher number).
     """
     workload = problem.workload
     lists, initial = [], []

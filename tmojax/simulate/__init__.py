@@ -2,5 +2,6 @@
 
 from tmojax.simulate.prepared import Prepared, prepare, simulate
 from tmojax.simulate.simulation import Simulation
+from tmojax.simulate.studies import SteadyState, jitter, steady_state
 
-__all__ = ["Prepared", "Simulation", "prepare", "simulate"]
+__all__ = ["Prepared", "Simulation", "SteadyState", "jitter", "prepare", "simulate", "steady_state"]

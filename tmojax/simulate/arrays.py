@@ -73,10 +73,7 @@ class State(NamedTuple):
     asking: NDArray[np.int32]
     asked_s: NDArray[np.float64]
     flows: NDArray[np.int32]
-    flow_left: NDArray[np.float64]
-    flow_since: NDArray[np.float64]
-    flow_rate: NDArray[np.float64]
-    flow_end: NDArray[np.float64]
+    flow: NDArray[np.float64]  # x 4
     share: NDArray[np.float64]
     # device
     computing: NDArray[np.int32]
@@ -93,8 +90,7 @@ class State(NamedTuple):
     leaving: NDArray[np.int32]
     # link
     used: NDArray[np.int32]
-    order_started: NDArray[np.int32]
-    order_admitted: NDArray[np.int32]
+    turn: NDArray[np.int32]
     on_link: NDArray[np.int32]
     busy_since: NDArray[np.float64]
     shown: NDArray[np.float64]
@@ -116,10 +112,9 @@ def new_state(graph: Graph, links: int) -> State:
 
     return State(
         numbers(nodes), numbers(nodes), numbers(nodes), numbers(links), counts(nodes), counts(nodes), counts(nodes),
-        numbers(nodes), counts(nodes), numbers(nodes), counts(nodes), numbers(nodes), counts(nodes), numbers(nodes),
-        numbers(nodes), numbers(nodes), numbers(nodes), numbers(nodes), counts(devices), numbers(devices),
-        numbers(devices), numbers(devices), numbers(devices), counts(devices), np.empty(graph.engines, np.bool_),
-        np.empty(graph.engines, np.bool_), counts(graph.memories), counts(graph.memories), counts(links), counts(links),
-        counts(links), counts(links), numbers(links), numbers(links), numbers(links), numbers(links), numbers(links),
-        counts(links),
+        numbers(nodes), counts(nodes), numbers(nodes), counts(nodes), numbers(nodes), counts(nodes),
+        np.empty((nodes, 4)), numbers(nodes), counts(devices), numbers(devices), numbers(devices), numbers(devices),
+        numbers(devices), counts(devices), np.empty(graph.engines, np.bool_), np.empty(graph.engines, np.bool_),
+        counts(graph.memories), counts(graph.memories), counts(links), counts(links), counts(links), numbers(links),
+        numbers(links), numbers(links), numbers(links), numbers(links), counts(links),
     )  # fmt: skip

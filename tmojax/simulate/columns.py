@@ -73,7 +73,7 @@ class _Checks:
 
 
 def columns_of(problem: Problem, table: ProblemTable, schedule: Schedule, device: int) -> Columns:
-    """Read list `device`. Raises InputError for a field out of range; validity beyond that is the checker's business."""
+    """Read list `device`. Raises InputError for a field out of range; other validity is the checker's business."""
     rows = schedule.lists[device]
     if rows.dtype != INSTRUCTION or rows.ndim != 1:
         raise InputError(f"list {device}: dtype {rows.dtype} with {rows.ndim} dimensions; build it with ListBuilder")
@@ -147,8 +147,8 @@ def columns_of(problem: Problem, table: ProblemTable, schedule: Schedule, device
             *(
                 column.astype(np.int64)
                 for column in (
-                    kind, op, micro_batch, copy.key, copy.memory, copy.target_key, copy.target_memory, flow_class, after,
-                    stream,
+                    kind, op, micro_batch, copy.key, copy.memory, copy.target_key, copy.target_memory, flow_class,
+                    after, stream,
                 )
             ),
             retired, workspace_bytes,
@@ -217,7 +217,7 @@ def _copy_columns(problem, table, schedule, device, rows, kind, checks) -> _Copy
         base += program.slot_count
 
     most = int(parts.max(initial=1))
-    variants = np.array([_variant(PLAIN, 0, 1, most)])
+    variants = np.array([_variant(PLAIN, 0, 1, most)])  # the smallest number of all, so column 0 is the plain whole
     if most > 1 or (form != PLAIN).any():
         both = np.concatenate((_variant(form, part, parts, most), _variant(PLAIN, part, parts, most)))
         variants = np.unique(np.concatenate((variants, both)))
@@ -239,19 +239,20 @@ def _copy_columns(problem, table, schedule, device, rows, kind, checks) -> _Copy
     for index in named[form != PLAIN]:
         size_bytes[index] = machine.codecs[rows["form"][index]].encoded_bytes(int(plain_bytes[index]))
 
-    plain = int(np.searchsorted(variants, _variant(PLAIN, 0, 1, most))) * memories
     stores, persistent = zip(*(table.program(problem, other).copies(columns) for other in owners), strict=True)
     resident = np.zeros(base * columns, np.bool_)
     for other, first in zip(owners, bases, strict=True):
         program = table.program(problem, other)
         tensors, places = _placements(problem, schedule, other, program.size_bytes.size)
-        resident[(first + program.first_slot[tensors]) * columns + plain + places] = True
+        resident[(first + program.first_slot[tensors]) * columns + places] = True
         host = machine.devices[other].host_memory
         for tensor in program.inputs:
             instances = table.micro_batches if program.per_micro_batch[tensor] else 1
             slots = first + program.first_slot[tensor] + np.arange(instances)
-            resident[slots * columns + plain + host] = True
-    store = np.concatenate([s + b * columns for s, b in zip(stores, bases, strict=True)]) if len(owners) > 1 else stores[0]
+            resident[slots * columns + host] = True
+    store = (
+        np.concatenate([s + b * columns for s, b in zip(stores, bases, strict=True)]) if len(owners) > 1 else stores[0]
+    )
     return _CopyColumns(
         key,
         memory,
@@ -260,9 +261,25 @@ def _copy_columns(problem, table, schedule, device, rows, kind, checks) -> _Copy
         plain_bytes,
         size_bytes,
         columns,
-        plain + machine.devices[device].memory,
-        Copies(store, np.concatenate(persistent) if len(owners) > 1 else persistent[0], resident),
-    )
+        machine.devices[device].memory,
+        Copies(
+            store, np.concatenate(persistent) if len(owners) > 1 else persistent[0], resident,
+            *_slices(variants, most, memories), memories,
+        ),
+    )  # fmt: skip
+
+
+def _slices(variants: NDArray, most: int, memories: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """`Copies.whole` and `Copies.slices`: which variants are plain slices, which complete sets are in use."""
+    plain = variants // ((most + 1) * most) == 0
+    parts = variants // most % (most + 1)
+    whole = np.where(plain, -np.arange(variants.size) * memories, 1)
+    sets = [
+        (count, int(np.flatnonzero(plain & (parts == count))[0]) * memories)
+        for count in np.unique(parts[plain & (parts > 1)]).tolist()
+        if np.count_nonzero(plain & (parts == count)) == count
+    ]
+    return whole, np.array(sets, np.int64).reshape(-1, 2)
 
 
 def _variant(form, part, parts, most: int):
@@ -274,7 +291,7 @@ def _placements(problem: Problem, schedule: Schedule, device: int, tensor_count:
     """The initial placement of a device's STATE tensors as arrays (tensor, memory)."""
     if len(schedule.initial) != problem.workload.device_count:
         raise InputError(
-            f"schedule.initial has {len(schedule.initial)} entries; give one per device ({problem.workload.device_count})"
+            f"schedule.initial has {len(schedule.initial)} entries; give one per device, {problem.workload.device_count}"
         )
     pairs = [(placement.tensor, memory) for placement in schedule.initial[device] for memory in placement.memories]
     tensors, memories = np.array(pairs, np.int64).reshape(-1, 2).T

@@ -1,8 +1,8 @@
 """Dependencies inside one instruction list: stream order, hazards (4.2) and memory order (5.1) of docs/semantics.md.
 
 One pass over the list. Everything that takes time runs on a stream, and streams are first in, first out; so "after
-a, b and c of this stream" is "after the last of them". Two consequences keep the graph linear in the length of the list:
-what an allocation waits for (5.1) is one instruction per memory and stream, and an edge that an earlier instruction of
+a, b and c of this stream" is "after the last of them". Two consequences keep the graph linear in the length of the
+list: what an allocation waits for (5.1) is one instruction per memory and stream, and an edge that an earlier instruction of
 the same stream already implies is left out.
 """
 
@@ -44,12 +44,18 @@ class Rows(NamedTuple):
 class Copies(NamedTuple):
     """The copies that a list can touch, by key. Aliases share a store, named by the key of one of them.
 
-    `persistent`: survives a step. `resident`: there when the first step starts.
+    `persistent`: survives a step. `resident`: there when the first step starts. Keys of one tensor instance stand
+    together, variants x `memories` of them. `whole[v]`: for a plain slice, how much further (< 0) the key of the whole
+    plain copy in the same memory is; 0 for that whole, 1 for encoded variants. `slices`: rows (n, how much further than
+    the whole the first of n plain slices is).
     """
 
     store: NDArray[np.int64]
     persistent: NDArray[np.bool_]
     resident: NDArray[np.bool_]
+    whole: NDArray[np.int64]
+    slices: NDArray[np.int64]
+    memories: int
 
 
 class Accesses(NamedTuple):
@@ -70,8 +76,8 @@ class Accesses(NamedTuple):
 class Order(NamedTuple):
     """State of the pass. Positions count through all steps; -1: none.
 
-    `edges`: rows (source, target). `counts`: edges, auxiliary nodes. `stream_of[p]`: first stream of position p. `tail`:
-    last position on each stream. `known[s, u]`: last position on stream u that something on stream s waits for.
+    `edges`: rows (source, target). `counts`: edges, auxiliary nodes. `stream_of[p]`: first stream of position p.
+    `tail`: last position on each stream. `known[s, u]`: last position on stream u that something on stream s waits for.
     `freed[m, s]`: last position on stream s that a release in memory m waits for. `chain[m]`: the same for accesses
     without a stream, as an auxiliary node. `writer`, `readers`: per store, since its last release; readers are lists in
     `entries`, rows (position, next entry). `resident`: per key; `stored`: resident copies per store. `ran`: op x
@@ -106,7 +112,7 @@ def order_list(
     """
     length, keys = rows.kind.size, copies.store.size
     total = length * steps
-    touched = steps * (access_count + 2 * length) + 1
+    touched = steps * (access_count + 2 * length) * (1 + int(copies.slices[:, 0].sum())) + 1
     capacity = 2 * touched + 6 * total
     while True:
         order = Order(
@@ -134,6 +140,7 @@ def _order_list(rows, accesses, copies, order, steps, last_micro_batch, memory, 
     )  # fmt: skip
     size_bytes, first_key, stride = accesses.size_bytes, accesses.key, accesses.stride
     store_of, persistent, resident_at_start = copies.store, copies.persistent, copies.resident
+    whole, slices, memory_count = copies.whole, copies.slices, copies.memories
     edges, stream_of, tail, known = order.edges, order.stream_of, order.tail, order.known
     freed, chain, writer, readers, entries = order.freed, order.chain, order.writer, order.readers, order.entries
     resident, stored, ran, holds_workspace = order.resident, order.stored, order.ran, order.holds_workspace
@@ -168,7 +175,12 @@ def _order_list(rows, accesses, copies, order, steps, last_micro_batch, memory, 
                 first = True
                 if runs_op:
                     op = ops[i]
-                    begin, update, write, end = access_ptr[op, 0], access_ptr[op, 1], access_ptr[op, 2], access_ptr[op, 3]
+                    begin, update, write, end = (
+                        access_ptr[op, 0],
+                        access_ptr[op, 1],
+                        access_ptr[op, 2],
+                        access_ptr[op, 3],
+                    )
                     first = not ran[op, micro_batches[i]]
                     ran[op, micro_batches[i]] = True
                     instance = last_micro_batch if step_op[op] else micro_batches[i]
@@ -183,21 +195,39 @@ def _order_list(rows, accesses, copies, order, steps, last_micro_batch, memory, 
                             continue
                     else:
                         key = keys[i] if e == begin else target_keys[i]
+                    if e < update:
+                        pieces = 1
+                        if not resident[key]:  # 3.7: a slice is read from the whole, the whole from all its slices
+                            further = whole[key // memory_count % whole.size]
+                            if further < 0 and resident[key + further]:
+                                key += further
+                            for row in range(slices.shape[0] if further == 0 else 0):
+                                complete = True
+                                for piece in range(slices[row, 0]):
+                                    complete = complete and resident[key + slices[row, 1] + piece * memory_count]
+                                if complete:
+                                    pieces = slices[row, 0]
+                                    key += slices[row, 1]
+                                    break
+                        for piece in range(pieces):
+                            store = store_of[key + piece * memory_count]
+                            needs[need_count] = writer[store]
+                            need_count += 1
+                            entry = readers[store]
+                            while entry >= 0 and (stream < 0 or stream_of[entries[entry, 0]] != stream):
+                                entry = entries[entry, 1]
+                            if entry >= 0:
+                                entries[entry, 0] = position  # the earlier reader on this stream is done by then
+                            else:
+                                entries[entry_count, 0] = position
+                                entries[entry_count, 1] = readers[store]
+                                readers[store] = entry_count
+                                entry_count += 1
+                        continue
                     store = store_of[key]
                     needs[need_count] = writer[store]
                     need_count += 1
                     entry = readers[store]
-                    if e < update:
-                        while entry >= 0 and (stream < 0 or stream_of[entries[entry, 0]] != stream):
-                            entry = entries[entry, 1]
-                        if entry >= 0:
-                            entries[entry, 0] = position  # the earlier reader on this stream is done by then
-                        else:
-                            entries[entry_count, 0] = position
-                            entries[entry_count, 1] = readers[store]
-                            readers[store] = entry_count
-                            entry_count += 1
-                        continue
                     while entry >= 0:
                         needs[need_count] = entries[entry, 0]
                         need_count += 1

@@ -2,8 +2,8 @@
 
 Plain functions over arrays that numba compiles; without compilation they are ordinary Python and give the same bits.
 Nodes of the graph become ready when all their predecessors have taken effect. The clock jumps from one end of an op,
-set-up, hand-over or transfer to the next; ends closer together than `TIE` of the clock are one moment, so that symmetric
-devices stay symmetric in spite of rounding. Inside a moment everything that can finish without a new admission does so
+set-up, hand-over or transfer to the next; ends closer together than `TIE` of the clock are one moment, so that
+symmetric devices stay symmetric in spite of rounding. Inside a moment everything that can finish without a new admission does so
 first; then engines are taken, then links are granted: the order in which ties are served never depends on the order in
 which the loop happened to visit them.
 """
@@ -21,6 +21,8 @@ COLLECTIVE = 3  # launch and latency, then bytes over links
 TIMER = 4  # hand-over of a signal to other devices
 
 FAIR, FCFS, PRIORITY, ORDER = 0, 1, 2, 3
+
+LEFT, SINCE, RATE, END = 0, 1, 2, 3  # of a flow: bytes left at a time, rate from then on, and when it will end
 
 TIE = 1e-12
 
@@ -85,29 +87,14 @@ def _before(time_a, a, time_b, b, device, position):
 
 
 @compiled_inner
-def _may_start(flow, node, link_ptr, link, policy, order_ptr, order, order_started):
-    """Whether every `order` link of the transfer has come to it: the one before it in the sequence has its engines."""
-    for e in range(link_ptr[flow], link_ptr[flow + 1]):
-        where = link[e]
-        if policy[where] == ORDER and order[order_ptr[where] + order_started[where]] != node:
-            return False
-    return True
-
-
-@compiled_inner
-def _next_to_start(
-    queue, queued, flow_class, engine_ptr, engine, busy, claimed, link_ptr, link, policy, order_ptr, order, order_started
-):  # fmt: skip
+def _next_to_start(queue, queued, flow_class, engine_ptr, engine, busy, claimed):
     """Place in `queue` of the first transfer that can take its engines, or -1.
 
     Engines are first come, first served: a transfer that waits for one engine keeps its place at the others.
     """
     claimed[:] = False
     for place in range(queued):
-        node = queue[place]
-        kind = flow_class[node]
-        if not _may_start(kind, node, link_ptr, link, policy, order_ptr, order, order_started):
-            continue
+        kind = flow_class[queue[place]]
         free = True
         for e in range(engine_ptr[kind], engine_ptr[kind + 1]):
             if busy[engine[e]] or claimed[engine[e]]:
@@ -121,8 +108,8 @@ def _next_to_start(
 
 @compiled_inner
 def _next_to_admit(
-    asking, asked, asked_s, flow_class, device_of, position, link_ptr, link, policy, slots, used, ranks, order_ptr, order,
-    order_admitted,
+    asking, asked, asked_s, flow_class, device_of, position, link_ptr, link, policy, slots, used, ranks, order_ptr,
+    order, turn,
 ):  # fmt: skip
     """Place in `asking` of the transfer to admit now (semantics 8.3), or -1."""
     best = -1
@@ -137,7 +124,7 @@ def _next_to_admit(
                 continue
             if used[where] >= slots[where]:
                 eligible = False
-            elif policy[where] == ORDER and order[order_ptr[where] + order_admitted[where]] != node:
+            elif policy[where] == ORDER and order[order_ptr[where] + turn[where]] != node:
                 eligible = False
         if not eligible:
             continue
@@ -184,12 +171,41 @@ def _enter_links(flow, link_ptr, link, now, on_link, busy_since):
         on_link[where] += 1
 
 
+@compiled_inner
+def _record(now, flow_count, flows, share, flow_class, link_ptr, link, coefficient, rate, shown, segments, count):
+    """Append (time, link, rate) for every link whose rate is another one; returns how many segments there are."""
+    rate[:] = 0.0
+    for i in range(flow_count):
+        kind = flow_class[flows[i]]
+        for e in range(link_ptr[kind], link_ptr[kind + 1]):
+            rate[link[e]] += share[i] * coefficient[e]
+    for where in range(rate.size):
+        if rate[where] != shown[where]:
+            if count < segments.shape[0]:
+                segments[count, 0] = now
+                segments[count, 1] = where
+                segments[count, 2] = rate[where]
+            count += 1
+            shown[where] = rate[where]
+    return count
+
+
+@compiled_inner
+def _add_flow(node, size_bytes, now, flows, flow, flow_count):
+    flows[flow_count] = node
+    flow[flow_count, LEFT] = size_bytes
+    flow[flow_count, SINCE] = now
+    flow[flow_count, RATE] = 0.0
+    flow[flow_count, END] = np.inf
+    return flow_count + 1
+
+
 @compiled
 def run_events(graph, rules, work_s, state, segments):
     """Run the graph. `work_s`: duration of WORK and TIMER nodes, set-up and latency of the others.
 
-    Times go to `state`: NaN where nothing happened (deadlock, or no such phase). If `segments` has rows, they are filled
-    with (time, link, bytes/s from then on), as many as there is room for. Returns (events, segments that there are).
+    Times go to `state`: NaN where nothing happened (deadlock, or no such phase). If `segments` has rows, they are
+    filled with (time, link, bytes/s from then on), as many as there is room for. Returns (events, segments there are).
     """
     node_kind, device_of, position, flow_class, flow_bytes = (
         graph.kind, graph.device, graph.position, graph.flow_class, graph.flow_bytes
@@ -201,7 +217,6 @@ def run_events(graph, rules, work_s, state, segments):
     bandwidth, policy, slots, ranks = rules.bandwidth, rules.policy, rules.slots, rules.rank
     order_ptr, order, factors = rules.order_ptr, rules.order, rules.interference
     count = node_kind.size
-    links = bandwidth.size
     devices = device_memory.size
     interferes = False
     for i in range(factors.size):
@@ -234,10 +249,8 @@ def run_events(graph, rules, work_s, state, segments):
     fixed, fixed_end, fixed_count = state.fixed, state.fixed_end, 0
     queue, queue_s, queued = state.queue, state.queue_s, 0
     asking, asked_s, asked = state.asking, state.asked_s, 0
-    flows, flow_left, flow_since, flow_rate, flow_end, share, flow_count = (
-        state.flows, state.flow_left, state.flow_since, state.flow_rate, state.flow_end, state.share, 0
-    )  # fmt: skip
-    changed = False
+    flows, flow, share, flow_count = state.flows, state.flow, state.share, 0
+    changed = False  # whether the set of flows is another one than at the last computation of rates
 
     engine_busy, claimed = state.engine_busy, state.claimed
     engine_busy[:] = False
@@ -245,10 +258,10 @@ def run_events(graph, rules, work_s, state, segments):
     entering, leaving = state.entering, state.leaving
     entering[:] = 0
     leaving[:] = 0
-    used, order_started, order_admitted, on_link = state.used, state.order_started, state.order_admitted, state.on_link
+    used, turn, on_link = state.used, state.turn, state.on_link
     busy_since, busy_s, shown, rate = state.busy_since, state.busy_s, state.shown, state.rate
-    for where in range(links):
-        used[where] = order_started[where] = order_admitted[where] = on_link[where] = 0
+    for where in range(bandwidth.size):
+        used[where] = turn[where] = on_link[where] = 0
         busy_s[where] = shown[where] = 0.0
     record = segments.shape[0] > 0
     segment_count = 0
@@ -279,9 +292,7 @@ def run_events(graph, rules, work_s, state, segments):
                     compute_end[device] = now + work_s[node]
                 elif kind == TRANSFER:
                     place = queued
-                    while place > 0 and _before(
-                        now, node, queue_s[place - 1], queue[place - 1], device_of, position
-                    ):
+                    while place > 0 and _before(now, node, queue_s[place - 1], queue[place - 1], device_of, position):
                         queue[place] = queue[place - 1]
                         queue_s[place] = queue_s[place - 1]
                         place -= 1
@@ -324,12 +335,7 @@ def run_events(graph, rules, work_s, state, segments):
                     leaving[source[kind]] -= 1
                     entering[destination[kind]] -= 1
                 else:
-                    flows[flow_count] = node
-                    flow_left[flow_count] = flow_bytes[node]
-                    flow_rate[flow_count] = 0.0
-                    flow_since[flow_count] = now
-                    flow_end[flow_count] = np.inf
-                    flow_count += 1
+                    flow_count = _add_flow(node, flow_bytes[node], now, flows, flow, flow_count)
                     flow_start_s[node] = now
                     changed = True
                     _enter_links(kind, link_ptr, link, now, on_link, busy_since)
@@ -339,10 +345,7 @@ def run_events(graph, rules, work_s, state, segments):
         # Engines.
         place = -1
         if queued > 0:
-            place = _next_to_start(
-                queue, queued, flow_class, engine_ptr, engine, engine_busy, claimed, link_ptr, link, policy, order_ptr,
-                order, order_started,
-            )  # fmt: skip
+            place = _next_to_start(queue, queued, flow_class, engine_ptr, engine, engine_busy, claimed)
         if place >= 0:
             node = queue[place]
             queued -= 1
@@ -352,8 +355,6 @@ def run_events(graph, rules, work_s, state, segments):
             kind = flow_class[node]
             for e in range(engine_ptr[kind], engine_ptr[kind + 1]):
                 engine_busy[engine[e]] = True
-            for e in range(link_ptr[kind], link_ptr[kind + 1]):
-                order_started[link[e]] += policy[link[e]] == ORDER
             leaving[source[kind]] += 1
             entering[destination[kind]] += 1
             start_s[node] = now
@@ -366,7 +367,7 @@ def run_events(graph, rules, work_s, state, segments):
         while asked > 0:
             place = _next_to_admit(
                 asking, asked, asked_s, flow_class, device_of, position, link_ptr, link, policy, slots, used, ranks,
-                order_ptr, order, order_admitted,
+                order_ptr, order, turn,
             )  # fmt: skip
             if place < 0:
                 break
@@ -377,16 +378,11 @@ def run_events(graph, rules, work_s, state, segments):
             for e in range(link_ptr[kind], link_ptr[kind + 1]):
                 where = link[e]
                 used[where] += 1
-                order_admitted[where] += policy[where] == ORDER
+                turn[where] += policy[where] == ORDER
             _enter_links(kind, link_ptr, link, now, on_link, busy_since)
             leaving[source[kind]] += 1
             entering[destination[kind]] += 1
-            flows[flow_count] = node
-            flow_left[flow_count] = flow_bytes[node]
-            flow_rate[flow_count] = 0.0
-            flow_since[flow_count] = now
-            flow_end[flow_count] = np.inf
-            flow_count += 1
+            flow_count = _add_flow(node, flow_bytes[node], now, flows, flow, flow_count)
             flow_start_s[node] = now
             changed = True
 
@@ -403,12 +399,12 @@ def run_events(graph, rules, work_s, state, segments):
                     speed /= _slowdown(
                         flows[i], node_kind, flow_class[flows[i]], device_of, member_ptr, member, factors, computing
                     )
-                if speed != flow_rate[i]:
-                    if flow_rate[i] > 0.0:
-                        flow_left[i] = max(flow_left[i] - flow_rate[i] * (now - flow_since[i]), 0.0)
-                    flow_rate[i] = speed
-                    flow_since[i] = now
-                    flow_end[i] = now + flow_left[i] / speed
+                if speed != flow[i, RATE]:
+                    if flow[i, RATE] > 0.0:
+                        flow[i, LEFT] = max(flow[i, LEFT] - flow[i, RATE] * (now - flow[i, SINCE]), 0.0)
+                    flow[i, RATE] = speed
+                    flow[i, SINCE] = now
+                    flow[i, END] = now + flow[i, LEFT] / speed
         if interferes:
             for device in range(devices):
                 if computing[device] < 0:
@@ -426,25 +422,26 @@ def run_events(graph, rules, work_s, state, segments):
                     compute_factor[device] = factor
                     compute_end[device] = now + compute_left[device] * factor
         if record and changed:
-            rate[:] = 0.0
-            for i in range(flow_count):
-                kind = flow_class[flows[i]]
-                for e in range(link_ptr[kind], link_ptr[kind + 1]):
-                    rate[link[e]] += share[i] * coefficient[e]
-            for where in range(links):
-                if rate[where] != shown[where]:
-                    if segment_count < segments.shape[0]:
-                        segments[segment_count, 0] = now
-                        segments[segment_count, 1] = where
-                        segments[segment_count, 2] = rate[where]
-                    segment_count += 1
-                    shown[where] = rate[where]
+            segment_count = _record(
+                now,
+                flow_count,
+                flows,
+                share,
+                flow_class,
+                link_ptr,
+                link,
+                coefficient,
+                rate,
+                shown,
+                segments,
+                segment_count,
+            )
         changed = False
 
         # The next moment.
         upcoming = np.inf
         for i in range(flow_count):
-            upcoming = min(upcoming, flow_end[i])
+            upcoming = min(upcoming, flow[i, END])
         for device in range(devices):
             upcoming = min(upcoming, compute_end[device])
         for i in range(fixed_count):
@@ -457,13 +454,11 @@ def run_events(graph, rules, work_s, state, segments):
         kept = 0
         for i in range(flow_count):
             node = flows[i]
-            if flow_end[i] > limit:
+            if flow[i, END] > limit:
                 if kept < i:
                     flows[kept] = node
-                    flow_left[kept] = flow_left[i]
-                    flow_rate[kept] = flow_rate[i]
-                    flow_since[kept] = flow_since[i]
-                    flow_end[kept] = flow_end[i]
+                    for field in range(4):
+                        flow[kept, field] = flow[i, field]
                     share[kept] = share[i]
                 kept += 1
                 continue

@@ -91,7 +91,7 @@ class _Nodes:
 
 
 def lower(problem: Problem, schedule: Schedule, steps: int = 1) -> Lowered:
-    """Build the graph. Raises InputError for lists that cannot be read; what cannot finish is left to the simulation."""
+    """Build the graph. Raises InputError for lists that cannot be read; what cannot finish is found by the run."""
     devices = problem.workload.device_count
     if len(schedule.lists) != devices:
         raise InputError(f"schedule.lists: {len(schedule.lists)} lists; give one per device ({devices})")
@@ -137,7 +137,11 @@ def lower(problem: Problem, schedule: Schedule, steps: int = 1) -> Lowered:
     )
     position = np.concatenate([*(np.arange(n * steps) for n in length), np.zeros(nodes - first[-1], np.int64)])
     flow_class = np.concatenate(
-        [*(np.tile(columns.flow_class, steps) for columns in lists), np.array(extra.flow_class, np.int64), np.full(spare, -1)]
+        [
+            *(np.tile(columns.flow_class, steps) for columns in lists),
+            np.array(extra.flow_class, np.int64),
+            np.full(spare, -1),
+        ]
     )
     work_s = np.concatenate([*(np.tile(columns.work_s, steps) for columns in lists), extra.work_s, np.zeros(spare)])
     size = np.concatenate(
@@ -191,7 +195,9 @@ def _join_collectives(problem, table, lists, first, length, steps, extra: _Nodes
     for (collective, _, _, _), members in entries.items():
         spec = problem.workload.collectives[collective]
         flow_class = routes + collective
-        node = extra.add(COLLECTIVE, spec.devices[0], flow_class, float(table.machine.setup_s[flow_class]), spec.size_bytes)
+        node = extra.add(
+            COLLECTIVE, spec.devices[0], flow_class, float(table.machine.setup_s[flow_class]), spec.size_bytes
+        )
         effect[members] = node
         if len(members) < len(spec.devices):
             extra.never.append(node)
@@ -228,5 +234,3 @@ def _link_events(problem: Problem, schedule: Schedule, first, length, steps: int
                     extra.edge(source, arrivals[event])
                 source = arrivals[event]
             extra.edge(source, wait)
-
-

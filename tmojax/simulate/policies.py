@@ -27,7 +27,9 @@ def rules_of(problem: Problem, machine: MachineTable, lowered: Lowered, policies
     links = len(problem.machine.links)
     devices = problem.workload.device_count
     if policies and len(policies) != links:
-        raise InputError(f"link_policies: {len(policies)} given for {links} links; give one per link, or none for all fair")
+        raise InputError(
+            f"link_policies: {len(policies)} given for {links} links; give one per link, or none for all fair"
+        )
     policy = np.full(links, FAIR, np.int8)
     slots = np.ones(links, np.int32)
     rank = np.zeros((machine.link_ptr.size - 1, devices), np.int32)
@@ -67,7 +69,10 @@ def _sequence(machine: MachineTable, lowered: Lowered, link: int, name: str, spe
     first_step = lowered.first_node[device] + index
     users = np.isin(lowered.graph.flow_class, machine.classes_of_link[link])
     expected = np.concatenate(
-        [np.flatnonzero(users[first : first + n]) + first for first, n in zip(lowered.first_node, lowered.length, strict=False)]
+        [
+            np.flatnonzero(users[first : first + n]) + first
+            for first, n in zip(lowered.first_node, lowered.length, strict=False)
+        ]
     )
     if not np.array_equal(np.sort(first_step), expected):
         unknown = np.setdiff1d(first_step, expected)
@@ -77,6 +82,8 @@ def _sequence(machine: MachineTable, lowered: Lowered, link: int, name: str, spe
             raise InputError(f"{where}: sequence names a transfer twice")
         place = int(np.searchsorted(lowered.first_node, node, side="right").item()) - 1
         number = int(np.asarray(node).item() - lowered.first_node[place])
-        raise InputError(f"{where}: transfer ({place}, {number}) {problem}; the sequence names every transfer of the link once")
+        raise InputError(
+            f"{where}: transfer ({place}, {number}) {problem}; the sequence names every transfer of the link once"
+        )
     repeat = np.arange(lowered.steps)[:, None] * lowered.length[device]
     return (first_step + repeat).ravel()

@@ -37,8 +37,8 @@ class Prepared:
     ) -> Simulation:
         """Simulate.
 
-        `link_policies`: one per link, empty for all fair, None for those of the schedule. `op_scale`: per device None or
-        an array (instruction,) of factors on the time of compute, encode and decode (other entries are ignored).
+        `link_policies`: one per link, empty for all fair, None for those of the schedule. `op_scale`: per device None
+        or an array (instruction,) of factors on the time of compute, encode and decode (other entries are ignored).
         `link_scale`: array (link,) of factors on bandwidths. `steps`: how many times the lists are issued (semantics
         8.7); factors are the same in every step. `record`: keep link rates over time. Raises InputError.
         """
@@ -71,7 +71,9 @@ class Prepared:
             sizes[f"op_scale[{device}]"] = None if array is None else len(array)
         given = {name: size for name, size in sizes.items() if size is not None}
         if len(set(given.values())) != 1:
-            raise InputError(f"run_batch: leading sizes {given}; give at least one argument, and all with the same size")
+            raise InputError(
+                f"run_batch: leading sizes {given}; give at least one argument, and all with the same size"
+            )
         batch = next(iter(given.values()))
         shared = None
         if link_policies is None:
@@ -101,7 +103,9 @@ class Prepared:
     def _link_scale(self, link_scale: ArrayLike) -> NDArray[np.float64]:
         factors = np.asarray(link_scale, np.float64)
         if factors.shape != self._machine.bandwidth.shape:
-            raise InputError(f"link_scale: shape {factors.shape}; give one factor per link {self._machine.bandwidth.shape}")
+            raise InputError(
+                f"link_scale: shape {factors.shape}; give one factor per link {self._machine.bandwidth.shape}"
+            )
         if not (np.isfinite(factors) & (factors > 0)).all():
             raise InputError(f"link_scale: {factors}; factors must be positive and finite")
         return factors
@@ -116,7 +120,7 @@ class Prepared:
             factors = np.asarray(scale, np.float64)
             if factors.shape != (lowered.length[device],):
                 raise InputError(
-                    f"op_scale[{device}]: shape {factors.shape}; give one factor per instruction ({lowered.length[device]},)"
+                    f"op_scale[{device}]: shape {factors.shape}; give one factor for each of {lowered.length[device]}"
                 )
             nodes = lowered.nodes(device)
             factors = np.where(lowered.graph.kind[nodes] == WORK, np.tile(factors, lowered.steps), 1.0)
@@ -133,7 +137,12 @@ class Prepared:
             segments = np.empty((needed, 3))
             run_events(lowered.graph, rules, work_s, state, segments)
         events = Events(
-            state.start_s, state.flow_start_s, state.end_s, state.busy_s, int(count), segments[:needed] if record else None
+            state.start_s,
+            state.flow_start_s,
+            state.end_s,
+            state.busy_s,
+            int(count),
+            segments[:needed] if record else None,
         )
         return Simulation(lowered, self._machine, events)
 

@@ -154,7 +154,7 @@ class Simulation:
     @cached_property
     def segments(self) -> tuple[tuple[NDArray[np.float64], NDArray[np.float64]], ...] | None:
         """Per link the piecewise constant rate as (times, bytes/s): each rate holds from its time to the next, 0 before
-        the first. None unless recorded. A copy that compute slows down takes its links at the full rate (semantics 8.5).
+        the first. None unless recorded. A copy that compute slows down takes its links at the full rate (8.5).
         """
         rows = self._events.segments
         if rows is None:

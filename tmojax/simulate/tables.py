@@ -12,7 +12,7 @@ from tmojax.problem import FIRST_ENGINE_STREAM, Lifetime, Problem
 
 
 class ProgramTable:
-    """One program. Slots number (tensor, instance); a slot's storage is the slot of its alias group's representative."""
+    """One program. Slots number (tensor, instance); its storage is the slot of its alias group's representative."""
 
     def __init__(self, problem: Problem, program_index: int) -> None:
         workload = problem.workload
