@@ -65,5 +65,5 @@ def test_missing_bf16_is_an_error_with_a_remedy(name):
 
 
 def test_unknown_gpu_lists_the_known_ones():
-    with pytest.raises(InputError, match="'A100' is unknown; choose one of .*A100-SXM4-40GB.*V100"):
+    with pytest.raises(InputError, match=r"'A100' is unknown; choose one of .*A100-SXM4-40GB.*V100"):
         find_gpu("A100")

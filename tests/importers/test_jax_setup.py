@@ -1,4 +1,4 @@
-"""The workaround for wrong CPU results is on where it is needed, and jit agrees with NumPy on the shapes that failed."""
+"""The workaround for wrong CPU results is on where needed, and jit agrees with NumPy on the shapes that failed."""
 
 import os
 from importlib.metadata import version

@@ -1,4 +1,4 @@
-"""Flattening: views vanish, inner jaxprs are inlined, scans are unrolled, phases and scopes come from the name stack."""
+"""Flattening: views vanish, inner jaxprs are inlined, scans unrolled; phases and scopes come from the name stack."""
 
 import jax
 import jax.numpy as jnp
@@ -121,7 +121,7 @@ def test_while_is_rejected_by_name():
 
 
 def test_cond_is_rejected_by_name():
-    with pytest.raises(InputError, match="'cond'.*trace the branch"):
+    with pytest.raises(InputError, match=r"'cond'.*trace the branch"):
         graph_of(lambda x: jax.lax.cond(x.sum() > 0, jnp.sin, jnp.cos, x), X)
 
 

@@ -57,6 +57,9 @@ class _Builder:
         self.tensor_of[storage] = len(self.tensors)
         self.tensors.append(tensor)
 
+    def tensor_bytes(self, tensor: int) -> int:
+        return self.tensors[tensor].size_bytes
+
     def add_arguments(self) -> None:
         graph = self.graph
         used = {source for group in self.build.groups for kernel in group.kernels for source in kernel.reads}
@@ -170,7 +173,7 @@ class _Builder:
         writes = tuple(self.tensor_of[w] for w in group.writes if w not in self.updated)
         read_tensors = tuple(t for t in dict.fromkeys(self.tensor_of[s] for s in reads) if t not in updates)
         traffic = sum(reads.values()) + sum(graph.storages[w].size_bytes for w in group.writes)
-        traffic += sum(self.tensors[t].size_bytes for t in resets)
+        traffic += sum(map(self.tensor_bytes, resets))
         matmuls = [
             graph.equations[position]
             for kernel in group.kernels
@@ -200,9 +203,10 @@ class _Builder:
         self, group: Group, writes: tuple[int, ...], updates: tuple[int, ...], reads: tuple[int, ...]
     ) -> tuple[str, str]:
         """Name and layer of an op: those of its largest output, or of the weight or accumulator that it updates."""
-        largest = max(writes, key=lambda t: self.tensors[t].size_bytes, default=-1)
         if not updates:
-            return self.tensors[largest].name, self.layer_of(group.first)
+            names = [self.tensors[t].name for t in writes]
+            plain = [t for t in writes if not any(self.tensors[t].name.startswith(f"{name}.") for name in names)]
+            return self.tensors[max(plain, key=self.tensor_bytes)].name, self.layer_of(group.first)
         weights = [t for t in updates if self.tensors[t].kind is TensorKind.WEIGHT]
         target = self.tensors[(weights or list(updates))[0]].name
         if group.first.phase is not Phase.OPTIMIZER:

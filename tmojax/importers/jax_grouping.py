@@ -18,6 +18,8 @@ from tmojax.problem.workload import Phase
 
 # A row that is reduced and normalised in one kernel must fit into the registers and shared memory of one block.
 LONGEST_ROW_ELEMENTS = 16384
+# A bias beside the tensor that it is added to is no reason to keep kernels apart.
+EXTRA_READS = 1.1
 
 
 @dataclass(slots=True)
@@ -136,7 +138,8 @@ class _Grouper:
         if self.graph.storages[storage].elements != kernel.elements:
             return False
         # In forward, an op is also what gets recomputed: joining must not make the consumer depend on larger inputs.
-        return kernel.phase is not Phase.FORWARD or sum(maker.reads.values()) <= self.graph.storages[storage].size_bytes
+        size = self.graph.storages[storage].size_bytes
+        return kernel.phase is not Phase.FORWARD or sum(maker.reads.values()) <= size * EXTRA_READS
 
     def place(self, group: Group, kernel: Kernel) -> bool:
         """Move the group, if needed, to where all inputs of both exist before it and all users of both come after."""

@@ -38,8 +38,12 @@ class Attention(nn.Module):
         batch, tokens, width = x.shape
         heads, depth = self.size.heads, width // self.size.heads
         qkv = nn.Dense(3 * width, dtype=self.dtype, name="qkv")(x)
-        with jax.named_scope("split"):
-            query, key, value = (part.reshape(batch, tokens, heads, depth) for part in jnp.split(qkv, 3, axis=-1))
+        parts = []
+        for index, name in enumerate(("query", "key", "value")):
+            with jax.named_scope(name):
+                part = jax.lax.slice_in_dim(qkv, index * width, (index + 1) * width, axis=-1)
+                parts.append(part.reshape(batch, tokens, heads, depth))
+        query, key, value = parts
         with jax.named_scope("scores"):
             scores = jnp.einsum("bqhd,bkhd->bhqk", query, key)
         with jax.named_scope("probabilities"):
@@ -109,7 +113,7 @@ def next_token_loss(model: nn.Module):
 
     def loss(params, batch):
         tokens = batch["tokens"]
-        logits = model.apply({"params": params}, tokens[:, :-1])
+        logits = jnp.asarray(model.apply({"params": params}, tokens[:, :-1]))
         with jax.named_scope("loss"):
             return optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), tokens[:, 1:]).mean()
 

@@ -63,7 +63,7 @@ def _mlp(name: str, layers: int, width: int, batch: int, dtype: str) -> Model:
     params = jax.eval_shape(module.init, jax.random.key(0), x)["params"]
 
     def loss(params, batch):
-        prediction = module.apply({"params": params}, batch["x"])
+        prediction = jnp.asarray(module.apply({"params": params}, batch["x"]))
         with jax.named_scope("loss"):
             return jnp.mean((prediction.astype(jnp.float32) - batch["y"]) ** 2)
 
