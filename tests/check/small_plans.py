@@ -9,8 +9,6 @@ from plan_text import Plan, lines
 from tmojax.problem import (
     Action,
     Codec,
-    Collective,
-    CollectiveKind,
     Device,
     Lifetime,
     Link,
@@ -241,130 +239,11 @@ TWO_BATCHES = Plan(
     ({"w": ("gpu0",)},),
 )
 
-# --- two GPUs ---------------------------------------------------------------------------------------------------------
-
-# What the second GPU does when it plans alone.
-SECOND = tuple(line.replace("gpu0", "gpu1") for line in KEEP.lines[0])
-
-# gpu0 parks `a` in memory that gpu1 lends.
-LOAN = Plan(
-    layer(gpus=2),
-    (
-        lines("""
-        prefetch x host gpu0
-        compute f1
-        release x gpu0
-        compute f2
-        wait 1 out0
-        offload a gpu0 gpu1
-        release a gpu0
-        prefetch a gpu1 gpu0
-        done: release a gpu1
-        signal 2 done
-        compute back
-        release a gpu0
-        release b gpu0
-        compute step
-        release g gpu0
-        """),
-        lines("""
-        prefetch x host gpu1
-        compute f1
-        free: release x gpu1
-        lend 400 gpu0 7
-        signal 1 free
-        compute f2
-        compute back
-        release a gpu1
-        release b gpu1
-        compute step
-        release g gpu1
-        wait 2 comm
-        reclaim 7
-        """),
-    ),
-    ({"w": ("gpu0",)}, {"w": ("gpu1",)}),
-)
-
-# gpu1 copies the weights of gpu0 from the host while gpu0 does not change them.
-READER = Plan(
-    layer(gpus=2),
-    (
-        lines("""
-        prefetch x host gpu0
-        compute f1
-        release x gpu0
-        compute f2
-        compute back
-        release a gpu0
-        release b gpu0
-        wait 1 compute
-        compute step
-        release g gpu0
-        offload w gpu0 host
-        """),
-        (
-            *lines("""
-            prefetch w host gpu1 owner=gpu0
-            offload w gpu1 host owner=gpu0 part=0/2
-            here: release w gpu1 owner=gpu0
-            release w host owner=gpu0 part=0/2
-            signal 1 here
-            """),
-            *SECOND,
-        ),
-    ),
-    ({"w": ("gpu0", "host")}, {"w": ("gpu1",)}),
-)
-
-# --- collectives ------------------------------------------------------------------------------------------------------
-
-REDUCED = Program(
-    "reduced",
-    LAYER.tensors,
-    (
-        *LAYER.ops[:3],
-        Op("sum", Phase.COLLECTIVE, 0.0, updates=(G,), recomputable=False, collective="sum", step_op=True),
-        Op("wsum", Phase.COLLECTIVE, 0.0, updates=(W,), recomputable=False, collective="wsum", step_op=True),
-        LAYER.ops[3],
-    ),
-)
-
-
-def reduced() -> Problem:
-    collectives = tuple(Collective(name, CollectiveKind.ALL_REDUCE, 70, (0, 1)) for name in ("sum", "wsum"))
-    workload = Workload("reduced", (REDUCED,), (0, 0), 1, "synthetic", collectives)
-    return problem(workload, machine(2))
-
-
-_REDUCED = lines("""
-prefetch x host gpu0
-compute f1
-release x gpu0
-compute f2
-compute back
-release a gpu0
-release b gpu0
-collective sum
-collective wsum
-compute step
-release g gpu0
-""")
-
-REDUCE = Plan(
-    reduced(),
-    (_REDUCED, tuple(line.replace("gpu0", "gpu1") for line in _REDUCED)),
-    ({"w": ("gpu0",)}, {"w": ("gpu1",)}),
-)
-
-VALID = {
+ONE_GPU = {
     "keep": KEEP,
     "swap": SWAP,
     "recompute": RECOMPUTE,
     "encoded": ENCODED,
     "sliced": SLICED,
-    "two-batches": TWO_BATCHES,
-    "loan": LOAN,
-    "reader": READER,
-    "reduce": REDUCE,
+    "two batches": TWO_BATCHES,
 }

@@ -5,37 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from plan_text import Plan, lines
-from small_plans import LOAN, REDUCE, SECOND, SWAP
+from plan_text import Plan
+from small_plans import SWAP
+from two_gpu_plans import PARKED, REDUCE, STAGED
 
 from tmojax.check import Rule, check
 from tmojax.problem import LinkPolicy, LinkPolicyKind
-
-# gpu0 offloads only when gpu1 says so.
-STAGED = Plan(
-    LOAN.problem,
-    (
-        lines("""
-        prefetch x host gpu0
-        compute f1
-        release x gpu0
-        compute f2
-        wait 1 out0
-        offload a gpu0 host
-        release a gpu0
-        prefetch a host gpu0
-        compute back
-        release a gpu0
-        release a host
-        release b gpu0
-        compute step
-        release g gpu0
-        """),
-        ("go: wait 2 comm", "signal 1 go", *SECOND),
-    ),
-    ({"w": ("gpu0",)}, {"w": ("gpu1",)}),
-)
-STAGED = STAGED.replace("compute f1", "early: compute f1", "signal 2 early")
 
 FAIR = LinkPolicy()
 
@@ -51,35 +26,6 @@ UP, DOWN, PEER = range(3)
 SWAP_UP = ((0, "offload a gpu0 host"), (0, "offload w gpu0 host"))
 STAGED_DOWN = ((0, "prefetch x host gpu0"), (0, "prefetch a host gpu0"), (1, "prefetch x host gpu1"))
 
-# gpu0 and gpu1 park copies in each other's memory: both directions use engines of both.
-PARKED = Plan(
-    LOAN.problem,
-    tuple(
-        lines(f"""
-        prefetch x host gpu{me}
-        compute f1
-        free: release x gpu{me}
-        lend 400 gpu{other} 1
-        signal {me} free
-        compute f2
-        wait {other} out{me}
-        offload a gpu{me} gpu{other}
-        release a gpu{me}
-        prefetch a gpu{other} gpu{me}
-        done: release a gpu{other}
-        signal {me + 10} done
-        compute back
-        release a gpu{me}
-        release b gpu{me}
-        compute step
-        release g gpu{me}
-        wait {other + 10} comm
-        reclaim 1
-        """)
-        for me, other in ((0, 1), (1, 0))
-    ),
-    ({"w": ("gpu0",)}, {"w": ("gpu1",)}),
-)
 PARKED_ORDER = (
     (0, "offload a gpu0 gpu1"),
     (1, "offload a gpu1 gpu0"),

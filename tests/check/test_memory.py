@@ -6,19 +6,8 @@ from dataclasses import replace
 
 import pytest
 from plan_text import Plan, lines
-from small_plans import (
-    ENCODED,
-    KEEP,
-    LOAN,
-    READER,
-    RECOMPUTE,
-    SLICED,
-    SWAP,
-    TWO_BATCHES,
-    machine,
-    problem,
-    with_memory,
-)
+from small_plans import ENCODED, KEEP, RECOMPUTE, SLICED, SWAP, TWO_BATCHES, machine, problem, with_memory
+from two_gpu_plans import LOAN, READER
 
 from tmojax.check import Rule, check
 from tmojax.problem import Lifetime, Op, Phase, Program, Tensor, TensorKind, Workload

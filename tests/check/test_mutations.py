@@ -6,19 +6,8 @@ from dataclasses import replace
 
 import pytest
 from plan_text import Plan
-from small_plans import (
-    ENCODED,
-    KEEP,
-    LOAN,
-    READER,
-    RECOMPUTE,
-    REDUCE,
-    SLICED,
-    SWAP,
-    TWO_BATCHES,
-    VALID,
-    with_memory,
-)
+from small_plans import ENCODED, KEEP, RECOMPUTE, SLICED, SWAP, TWO_BATCHES, with_memory
+from two_gpu_plans import LOAN, READER, REDUCE, VALID
 
 from tmojax.check import Rule, check
 

@@ -8,21 +8,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from naive_check import Wrong, naive_peaks
 from plan_text import Plan
-from small_plans import ENCODED, KEEP, LOAN, READER, RECOMPUTE, REDUCE, SLICED, SWAP, TWO_BATCHES
+from small_plans import KEEP, ONE_GPU
+from two_gpu_plans import VALID
 
 from tmojax.check import CheckReport, check
 from tmojax.problem import INSTRUCTION, Kind, LinkPolicy, LinkPolicyKind, Placement, Schedule
 
-ONE_GPU = {
-    "keep": KEEP,
-    "swap": SWAP,
-    "recompute": RECOMPUTE,
-    "encoded": ENCODED,
-    "sliced": SLICED,
-    "two batches": TWO_BATCHES,
-}
-ANY = {**ONE_GPU, "loan": LOAN, "reader": READER, "reduce": REDUCE}
-SCHEDULES = {name: plan.schedule() for name, plan in ANY.items()}
+SCHEDULES = {name: plan.schedule() for name, plan in VALID.items()}
 
 
 def same_verdict(plan: Plan, schedule: Schedule) -> None:
@@ -80,7 +72,7 @@ NUMBERS = st.one_of(st.integers(-3, 8), st.sampled_from([-(2**31), 2**31 - 1, 12
 @settings(max_examples=400, deadline=None)
 @given(st.data())
 def test_random_values_never_raise(data):
-    name = data.draw(st.sampled_from(sorted(ANY)))
+    name = data.draw(st.sampled_from(sorted(VALID)))
     schedule = SCHEDULES[name]
     for _ in range(data.draw(st.integers(1, 4))):
         device = data.draw(st.integers(0, len(schedule.lists) - 1))
@@ -90,7 +82,7 @@ def test_random_values_never_raise(data):
         limit = np.iinfo(INSTRUCTION[field])
         rows[place][field] = min(max(data.draw(NUMBERS), limit.min), limit.max)
         schedule = with_list(schedule, rows, device)
-    report = check(ANY[name].problem, schedule)
+    report = check(VALID[name].problem, schedule)
     assert isinstance(report, CheckReport)
     assert report.text(limit=None) and report.as_dict()
 
@@ -100,7 +92,7 @@ def test_random_values_never_raise(data):
 def test_random_instructions_never_raise(data):
     """Lists of instructions in which every index is in range but nothing makes sense, with orders of links."""
     name = data.draw(st.sampled_from(["loan", "reader"]))
-    plan = ANY[name]
+    plan = VALID[name]
     lists = []
     for _ in range(2):
         rows = np.zeros(data.draw(st.integers(0, 12)), dtype=INSTRUCTION)
