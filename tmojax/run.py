@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from tmojax.config import RunConfig, build_problem, load_config
 from tmojax.errors import InfeasibleError, TmojaxError
@@ -57,7 +59,8 @@ def _run(config: RunConfig, out: str, command_line: list[str]) -> int:
         session = Session(config, folder, command_line)
         session.say(f"writing to {folder.path}")
         try:
-            session.run()
+            with _stdout_to_stderr():
+                session.run()
         except KeyboardInterrupt:
             session.interrupted = True
             session.say("interrupted; writing what was found")
@@ -76,6 +79,20 @@ def _run(config: RunConfig, out: str, command_line: list[str]) -> int:
     if report.rejected:
         return REJECTED
     return 0 if report.best is not None else NOTHING_FOUND
+
+
+@contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
+    """Libraries in C that print (HiGHS does, whatever its options say) must not write into the report on stdout."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ def test_offload_and_recompute_are_found_and_layers_merged():
     rows = {(row.name, row.action): row for row in read_decisions(problem, example.schedule(problem))}
     assert set(rows) == {("h*.y", RECOMPUTE), ("h*.z", OFFLOAD), ("h*.y", KEEP), ("h*.z", KEEP)}
     offloaded = rows["h*.z", OFFLOAD]
-    assert (offloaded.layers, offloaded.count, offloaded.size_bytes) == ("0-3", 4, 10_000_000)
+    assert (offloaded.layers, offloaded.fewest, offloaded.most, offloaded.size_bytes) == ("0-3", 4, 4, 10_000_000)
     assert offloaded.devices == "all"
     assert offloaded.total_bytes == 40_000_000
     # Two GPUs share 10 GB/s: 10 MB take 2 ms each way; the gelu takes 0.3 ms again.

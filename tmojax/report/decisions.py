@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tmojax.problem import PLAIN, Action, Kind, Lifetime, Problem, Schedule
 from tmojax.problem.step_view import StepView, view_step
@@ -19,18 +18,19 @@ ACTIONS = (RECOMPUTE, OFFLOAD, PEER, COMPRESS, HOST, KEEP)
 
 @dataclass(frozen=True, slots=True)
 class DecisionRow:
-    """The same decision on the same tensor of several layers.
+    """The same decision on the same tensor of several layers and devices.
 
-    `name`: the tensor with `*` for the number of the layer; `layers`: those numbers. `count`: tensors that the row
-    stands for, per device and micro-batch. `size_bytes`: of one of them. `share`: fraction of the micro-batches in which
-    it is so. `devices`: names of those that do it. Figures of the first of the tensors, None where there is none:
-    `idle_s`, compute time between its uses; `copy_s`, of one copy to or from the host when all GPUs copy; `again_s`, of
-    its op.
+    `name`: the tensor with `*` for the number of the layer; `layers`: those numbers, on any device. `fewest`, `most`:
+    how many such tensors a device has, per micro-batch. `size_bytes`: of one of them. `share`: fraction of the
+    micro-batches in which it is so, the mean. `devices`: names of those that do it. Figures of the first of the
+    tensors, None where there is none: `idle_s`, compute time between its uses; `copy_s`, of one copy to or from the
+    host when all GPUs copy; `again_s`, of its op.
     """
 
     name: str
     layers: str
-    count: int
+    fewest: int
+    most: int
     size_bytes: int
     action: str
     share: float
@@ -42,7 +42,17 @@ class DecisionRow:
 
     @property
     def total_bytes(self) -> int:
-        return self.count * self.size_bytes
+        """Bytes of all of them on the device that has most."""
+        return self.most * self.size_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """One tensor of one device that takes an action in `share` of its instances; `candidate` as in `StepView`."""
+
+    layer: str
+    candidate: int | None
+    share: float
 
 
 def read_actions(problem: Problem, schedule: Schedule, device: int) -> dict[int, dict[str, int]]:
@@ -101,54 +111,74 @@ def count_actions(problem: Problem, schedule: Schedule, device: int = 0) -> dict
     """How many tensors of a device take each action in most of their micro-batches; `keep` counts the tensors that
     backward waits for and that stay. What lives in host memory is counted under its own name."""
     counts: dict[str, int] = {}
-    for row in _device_rows(problem, schedule, view_step(problem, device), device):
-        if row.share >= 0.5:
-            counts[row.action] = counts.get(row.action, 0) + row.count
-    return {action: counts[action] for action in sorted(counts, key=_rank)}
+    for (_, _, action), members in _device_members(problem, schedule, view_step(problem, device), device).items():
+        counts[action] = counts.get(action, 0) + sum(member.share >= 0.5 for member in members)
+    return {action: counts[action] for action in sorted(counts, key=_rank) if counts[action]}
 
 
 def read_decisions(problem: Problem, schedule: Schedule) -> list[DecisionRow]:
-    """Decision rows of all devices, grouped by action, largest first; devices that decide alike share rows."""
+    """Decision rows, grouped by action, largest first."""
     views: dict[int, StepView] = {}
-    names: dict[DecisionRow, list[str]] = {}
-    for device, spec in enumerate(problem.machine.devices):
+    found: dict[tuple[str, int, str], dict[int, list[_Member]]] = {}
+    devices = problem.machine.devices
+    for device in range(len(devices)):
         role = problem.workload.device_program[device]
         view = views.setdefault(role, view_step(problem, device))
-        for row in _device_rows(problem, schedule, view, device):
-            names.setdefault(row, []).append(spec.name)
-    found = [
-        replace(row, devices="all" if len(who) == len(problem.machine.devices) else ranges(who))
-        for row, who in names.items()
-    ]
-    return sorted(found, key=lambda row: (_rank(row.action), -row.total_bytes, row.name, row.layers))
+        for key, members in _device_members(problem, schedule, view, device).items():
+            found.setdefault(key, {})[device] = members
+    rows = []
+    for (name, size, action), of_device in found.items():
+        first = min(of_device)
+        figures = _Figures(problem, views[problem.workload.device_program[first]], first)
+        idle_s, copy_s, again_s = figures.of(of_device[first][0].candidate, size)
+        everyone = [member for members in of_device.values() for member in members]
+        numbers = [len(of_device.get(device, ())) for device in range(len(devices))]
+        rows.append(
+            DecisionRow(
+                name=name,
+                layers=ranges([member.layer for member in everyone]),
+                fewest=min(numbers),
+                most=max(numbers),
+                size_bytes=size,
+                action=action,
+                share=sum(member.share for member in everyone) / len(everyone),
+                devices="all" if min(numbers) else ranges([devices[device].name for device in of_device]),
+                idle_s=idle_s,
+                copy_s=copy_s,
+                again_s=again_s,
+                reason=figures.reason(action, idle_s, copy_s, again_s),
+            )
+        )
+    return sorted(rows, key=lambda row: (_rank(row.action), -row.total_bytes, row.name))
 
 
 def _rank(action: str) -> int:
     return ACTIONS.index(action.split(" + ")[0])
 
 
-def _device_rows(problem: Problem, schedule: Schedule, view: StepView, device: int) -> Iterable[DecisionRow]:
+def _device_members(
+    problem: Problem, schedule: Schedule, view: StepView, device: int
+) -> dict[tuple[str, int, str], list[_Member]]:
+    """(name with `*`, bytes, action) -> tensors of a device. Tensors of no bytes, and those that only live inside
+    forward or backward and stay, are no decisions and left out."""
     program = problem.workload.program(device)
     actions = read_actions(problem, schedule, device)
     place = {tensor: index for index, tensor in enumerate(view.tensor.tolist())}
-    merged: dict[tuple, list[tuple[str, int | None]]] = {}
+    merged: dict[tuple[str, int, str], list[_Member]] = {}
     for tensor, spec in enumerate(program.tensors):
         found = dict(actions.get(tensor, {}))
         total = problem.workload.micro_batches if spec.lifetime is Lifetime.MICRO_BATCH else 1
         index = place.get(tensor)
-        if index is not None and view.needed[index] and sum(found.values()) < total:
+        waits = (
+            index is not None and view.needed[index] and view.idle_from[index] < view.forward_end <= view.idle_to[index]
+        )
+        if waits and sum(found.values()) < total:
             found[KEEP] = found.get(KEEP, 0) + total - sum(found.values())
         pattern, layer = _pattern(spec.name)
         for action, count in found.items():
             if spec.size_bytes:
-                key = (pattern, spec.size_bytes, action, count / total)
-                merged.setdefault(key, []).append((layer, index))
-    figures = _Figures(problem, view, device)
-    for (pattern, size, action, share), members in merged.items():
-        layers = ranges([layer for layer, _ in members])
-        idle_s, copy_s, again_s = figures.of(members[0][1], size)
-        reason = figures.reason(action, idle_s, copy_s, again_s)
-        yield DecisionRow(pattern, layers, len(members), size, action, share, "", idle_s, copy_s, again_s, reason)
+                merged.setdefault((pattern, spec.size_bytes, action), []).append(_Member(layer, index, count / total))
+    return merged
 
 
 def _pattern(name: str) -> tuple[str, str]:

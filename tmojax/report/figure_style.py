@@ -83,7 +83,7 @@ def svg_text(figure: Figure) -> str:
         FigureCanvasSVG(figure)
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", dpi=200, metadata={"Date": None, "Creator": None})
-    return re.sub(r"(?<=[ -])(\d+\.\d\d)\d+(?=[ \n\"])", r"\1", buffer.getvalue())
+    return re.sub(r' d="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path.group()), buffer.getvalue())
 
 
 def write_svg(path: str | os.PathLike[str], svg: str) -> None:

@@ -38,6 +38,8 @@ WIDTH_IN = 9.6
 # Columns of time of a whole figure's panels together: keeps vector figures well below a megabyte.
 _VECTOR_COLUMNS = 1200
 _IMAGE_COLUMNS = 2000
+# Times the fastest step that the comparison of planners shows.
+_LONGEST_BAR = 3.0
 
 
 def _time_axis(axes: Axes, first_s: float, last_s: float) -> None:
@@ -250,10 +252,10 @@ def _stream_rows(activity: DeviceActivity, streams, edges_s: np.ndarray) -> np.n
             part = np.clip(rate_of_intervals(start, end, end - start, edges_s), 0.0, 1.0)
             image[:, :3] += part[:, None] * np.array(to_rgb(CATEGORY_COLOUR[category]))
             covered += part
-        if label == "compute" and len(activity.end_s):
-            ended = rate_of_intervals(
-                np.zeros(1), np.array([activity.end_s.max()]), np.array([activity.end_s.max()]), edges_s
-            )
+        compute = activity.of(*COMPUTE_CATEGORIES)
+        if label == "compute" and compute.any():
+            last_s = activity.end_s[compute].max(keepdims=True)
+            ended = rate_of_intervals(np.zeros(1), last_s, last_s, edges_s)
             stall = np.clip(ended - covered, 0.0, 1.0)
             image[:, :3] += stall[:, None] * np.array(to_rgb(STALL))
             covered += stall
@@ -285,6 +287,9 @@ def plot_planners(bars: Sequence[PlannerBar], unlimited_s: float, title: str) ->
     with_plan = sorted((bar for bar in bars if np.isfinite(bar.step_s)), key=lambda bar: bar.step_s)
     ordered = [*with_plan, *(bar for bar in bars if not np.isfinite(bar.step_s))]
     longest = max([bar.step_s for bar in with_plan] + [bar.bound_s for bar in bars], default=1.0) or 1.0
+    if with_plan:
+        # One very slow planner must not flatten all others: its bar is cut, its label says how long it takes.
+        longest = min(longest, _LONGEST_BAR * with_plan[0].step_s)
     with figure_settings():
         figure = Figure(figsize=(WIDTH_IN, 1.1 + 0.32 * len(ordered)))
         axes = figure.subplots()
@@ -295,11 +300,12 @@ def plot_planners(bars: Sequence[PlannerBar], unlimited_s: float, title: str) ->
             waiting = bar.step_s - bar.compute_s - bar.recompute_s
             left = 0.0
             for value, colour in ((bar.compute_s, BLUE), (bar.recompute_s, ORANGE), (waiting, STALL)):
-                axes.barh(place, value, left=left, color=colour, height=0.62)
+                axes.barh(place, min(value, max(longest - left, 0.0)), left=left, color=colour, height=0.62)
                 left += value
             gap = f"  (+{percent(bar.step_s / bar.bound_s - 1)})" if bar.bound_s > 0 else ""
-            axes.text(bar.step_s + longest * 0.008, place, f"{format_seconds(bar.step_s)}{gap}", va="center",
-                      fontsize=8.5, fontweight="bold" if bar.best else "normal")  # fmt: skip
+            cut = "\u2026 " if bar.step_s > longest else ""
+            axes.text(min(bar.step_s, longest) + longest * 0.008, place, f"{cut}{format_seconds(bar.step_s)}{gap}",
+                      va="center", fontsize=8.5, fontweight="bold" if bar.best else "normal")  # fmt: skip
             if bar.bound_s > 0:
                 axes.plot([bar.bound_s] * 2, [place - 0.45, place + 0.45], color=INK, lw=2.0)
         if np.isfinite(unlimited_s):
@@ -310,7 +316,7 @@ def plot_planners(bars: Sequence[PlannerBar], unlimited_s: float, title: str) ->
             text.set_fontweight("bold" if bar.best else "normal")
         axes.tick_params(axis="y", length=0)
         axes.set_ylim(len(ordered) - 0.4, -0.6)
-        axes.set_xlim(0, longest * 1.18)
+        axes.set_xlim(0, longest * 1.2)
         axes.set_xlabel("step time (s), with the gap to the lower bound of the planner's actions")
         axes.grid(axis="x")
         handles: list = [

@@ -157,14 +157,15 @@ def decision_table(report: RunReport, most: int | None = None) -> Table | None:
     rows = []
     for row in found:
         share = "" if row.share == 1 else f" ({percent(row.share)} of micro-batches)"
-        sizes = (str(row.count), format_bytes(row.size_bytes), format_bytes(row.total_bytes))
+        number = str(row.most) if row.fewest == row.most else f"{row.fewest}-{row.most}"
+        sizes = (number, format_bytes(row.size_bytes), format_bytes(row.total_bytes))
         times = (_short_time(time_s) for time_s in (row.idle_s, row.copy_s, row.again_s))
         cells = (row.action + share, row.name, row.layers, *sizes, *times)
         rows.append((*cells, row.reason) if same_devices else (*cells, row.devices, row.reason))
-    title = f"Decisions ({best.planner}; tensors of one micro-batch on one GPU; copies when all GPUs copy)"
+    title = f"Decisions ({best.planner}; number and bytes per GPU and micro-batch; a copy when all GPUs copy)"
     if most is not None and len(rows) > most:
         rows, title = _shortened(rows, most), f"{title}, the largest {most} of {len(rows)} kinds"
-    columns = ["decision", "tensor", "layers", "number", "size", "together", "idle", "one copy", "again"]
+    columns = ["decision", "tensor", "layers", "number", "size", "together", "idle", "a copy", "again"]
     return Table(title, (*columns, "why") if same_devices else (*columns, "GPUs", "why"), tuple(rows),
                  frozenset(range(3, 9)))  # fmt: skip
 

@@ -1,0 +1,175 @@
+"""The command line: files, exit codes, interruption, determinism."""
+
+import json
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tmojax import session
+from tmojax.config import load_config
+from tmojax.planners.base import PlanResult, Status
+from tmojax.planners.simple import KeepAll, OffloadAll
+from tmojax.problem.io import read_plan, read_problem
+from tmojax.run import main
+
+CONFIG = """
+seed = 3
+micro_batches = 2
+actions = ["offload", "recompute"]
+[workload]
+kind = "synthetic"
+layers = 3
+[machine]
+preset = "prototype-4gpu-12.5"
+[capacity]
+footprint_factor = {factor}
+[output]
+jitter_samples = 5
+{planners}
+"""
+
+
+def planners(*kinds: str) -> str:
+    return "\n".join(f'[[planners]]\nkind = "{kind}"' for kind in kinds)
+
+
+@pytest.fixture
+def run(tmp_path, capfd):
+    def call(*arguments: str, kinds=("keep-all", "offload-all"), factor=1.3):
+        config = tmp_path / "small.toml"
+        config.write_text(CONFIG.format(factor=factor, planners=planners(*kinds)))
+        code = main([str(config), "--out", str(tmp_path / "runs"), *arguments])
+        out, err = capfd.readouterr()
+        return code, out, err
+
+    return call
+
+
+def test_run_writes_the_contract_and_names_its_folder_last(run):
+    code, out, err = run()
+    assert code == 0
+    folder = Path(out.splitlines()[-1])
+    names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert {"config.toml", "provenance.json", "events.jsonl", "problem.json", "plans/offload-all.json", "check.json",
+            "summary.json", "trace.json", "report.html", "figures/planners.svg"} <= names  # fmt: skip
+    assert not [name for name in names if name.endswith(".tmp")]
+    assert "Fits in" in out.splitlines()[0] + out.splitlines()[1]
+    assert "keeping everything takes" in err
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["best"] == summary["baseline"] == "offload-all"
+    assert summary["step_s"] >= summary["bound_s"] * (1 - 1e-9) and summary["unlimited_step_s"] > 0
+    plan = read_plan(folder / "plans" / "offload-all.json")
+    assert plan.problem_hash == summary["problem_hash"] and plan.gap == pytest.approx(summary["gap"])
+    assert plan.settings == {"kind": "offload-all"}
+    assert json.loads((folder / "check.json").read_text())["offload-all"]["valid"]
+    phases = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    assert [e["phase"] for e in phases if e["event"] == "phase_start"][:4] == [
+        "build", "unlimited memory", "lower bound", "plan",
+    ]  # fmt: skip
+    assert all("compile_s" in e for e in phases if e["event"] == "phase_end" and e["phase"] == "plan")
+    assert "report" in [e.get("phase") for e in phases]
+
+
+def test_resolved_configuration_runs_again_and_gives_the_same_plan(run, tmp_path):
+    _, out, _ = run("-o", "machine.hosts.host.capacity='300 GB'")
+    folder = Path(out.splitlines()[-1])
+    again = load_config(folder / "config.toml")
+    assert again.document == load_config(folder / "config.toml").document
+    assert tomllib.loads((folder / "config.toml").read_text())["seed"] == 3
+    assert main([str(folder / "config.toml"), "--out", str(tmp_path / "again")]) == 0
+    other = next((tmp_path / "again").iterdir())
+    for name in ("problem.json", "plans/offload-all.json", "config.toml"):
+        assert (folder / name).read_bytes() == (other / name).read_bytes()
+
+
+def test_file_workload_resolves_to_an_absolute_path(run, tmp_path):
+    _, out, _ = run()
+    folder = Path(out.splitlines()[-1])
+    config = tmp_path / "file.toml"
+    config.write_text(f'[workload]\nkind = "file"\npath = "runs/{folder.name}/problem.json"\n{planners("offload-all")}')
+    assert main([str(config), "--out", str(tmp_path / "two")]) == 0
+    second = next((tmp_path / "two").iterdir())
+    assert Path(tomllib.loads((second / "config.toml").read_text())["workload"]["path"]).is_absolute()
+    assert read_problem(second / "problem.json").workload == read_problem(folder / "problem.json").workload
+
+
+def test_dry_run_says_what_is_needed_and_writes_nothing(run, tmp_path):
+    code, out, _ = run("--dry-run")
+    assert code == 0 and "the largest op alone needs" in out and "planners: keep-all, offload-all" in out
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("override", ["nonsense.key=1", "planners=[]", "seed", "workload.layers='x'"])
+def test_bad_configuration_is_exit_2_with_a_message(run, tmp_path, override):
+    code, out, err = run("-o", override)
+    assert code == 2 and not out and err.startswith("error: ") and "Traceback" not in err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_bad_command_line_is_exit_2():
+    with pytest.raises(SystemExit) as stopped:
+        main(["--nonsense"])
+    assert stopped.value.code == 2
+
+
+def test_op_that_cannot_fit_is_exit_3_and_names_it(run, tmp_path):
+    code, _, err = run("-o", 'capacity={bytes="1 MB"}')
+    assert code == 3 and "alone needs" in err and "bytes" in err
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert "alone needs" in json.loads((folder / "summary.json").read_text())["verdict"]
+
+
+def test_nothing_found_is_exit_4_with_the_nearest_capacity(run):
+    code, out, _ = run(kinds=("keep-all",), factor=1.4)
+    assert code == 4
+    assert "Does not fit in" in out and "It fits in" in out and "Largest in gpu" in out
+    summary = json.loads((Path(out.splitlines()[-1]) / "summary.json").read_text())
+    short = summary["shortfall"]
+    assert short["bytes_over"] > 0 and len(short["largest"]) == 5
+    # Keep-all fits exactly in the footprint; bisection stops within a sixty-fourth of it.
+    footprint = max(summary["footprint_bytes"])
+    assert footprint <= short["fitting_capacity_bytes"] <= footprint * (1 + 1 / 64)
+
+
+def test_rejected_plan_is_exit_5(run, monkeypatch):
+    def broken(self, problem, *, seed=0, seeds=()):
+        result = OffloadAll().plan(problem)
+        assert result.schedule is not None
+        lists = tuple(rows[:-1] for rows in result.schedule.lists)
+        return replace(result, planner=self.name, schedule=replace(result.schedule, lists=lists))
+
+    monkeypatch.setattr(KeepAll, "plan", broken)
+    code, out, _ = run()
+    assert code == 5 and "rejected by the checker" in out
+    assert (Path(out.splitlines()[-1]) / "report.html").exists()
+
+
+def test_interrupted_run_writes_the_best_plan_so_far_and_says_so(run, monkeypatch):
+    def stop(self, problem, *, seed=0, seeds=()):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(KeepAll, "plan", stop)
+    monkeypatch.setattr(session.Session, "_time_without_limit", lambda self, found: None)
+    code, out, err = run(kinds=("offload-all", "keep-all"))
+    assert code == 130 and "interrupted" in err
+    folder = Path(out.splitlines()[-1])
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["interrupted"] and summary["best"] == "offload-all"
+    assert summary["verdict"].startswith("Interrupted; best plan so far")
+    assert read_plan(folder / "plans" / "offload-all.json").step_s == summary["step_s"]
+
+
+def test_time_budget_skips_what_is_left(run):
+    code, out, _ = run("-o", "time_budget='0 s'")
+    assert code == 4 and "time budget" in out
+
+
+def test_planner_without_plan_is_a_row_not_a_failure(run, monkeypatch):
+    def none(self, problem, *, seed=0, seeds=()):
+        return PlanResult(self.name, Status.NOT_FOUND, message="of its own reasons")
+
+    monkeypatch.setattr(KeepAll, "plan", none)
+    code, out, _ = run()
+    assert code == 0 and "keep-all: of its own reasons" in out
