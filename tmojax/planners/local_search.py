@@ -79,7 +79,7 @@ class _Moves:
             kinds += ["start", "starts"]
         if self.offload or self.recompute:
             kinds += ["one", "block", "role", "trade"]
-        if self.offload and any(bench.view(d).state_resting.any() for d in range(bench.device_count)):
+        if self.offload and any(len(bench.view(d).state_tensor) for d in range(bench.device_count)):
             kinds += ["state"]
         self.weight = {kind: 1.0 for kind in kinds}
 
@@ -164,12 +164,16 @@ class _Moves:
         return DeviceDecision(choice, decision.state_out)
 
     def _flip_state(self, view: StepView, decision: DeviceDecision) -> DeviceDecision:
-        """Bring home or send away a random run of resting state tensors."""
-        resting = np.flatnonzero(view.state_resting)
-        length = int(self.rng.integers(1, len(resting) + 1))
-        begin = int(self.rng.integers(0, len(resting) - length + 1))
+        """Let a random run of state tensors, all resting or all in use by micro-batches, rest elsewhere."""
+        resting = bool(self.rng.integers(2)) if view.state_resting.any() and not view.state_resting.all() else bool(
+            view.state_resting.any()
+        )
+        members = np.flatnonzero(view.state_resting == resting)
+        length = int(self.rng.integers(1, len(members) + 1))
+        begin = int(self.rng.integers(0, len(members) - length + 1))
+        options = list(Rest) if resting else [Rest.ON_DEVICE, Rest.AWAY]
         state_out = decision.state_out.astype(np.int8)
-        state_out[resting[begin : begin + length]] = self.rng.integers(len(Rest))
+        state_out[members[begin : begin + length]] = options[int(self.rng.integers(len(options)))]
         return DeviceDecision(decision.choice, state_out)
 
 

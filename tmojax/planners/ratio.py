@@ -19,6 +19,11 @@ from tmojax.relax.decisions import Choice, DeviceDecision, Rest, keep_everything
 from tmojax.relax.decode import DoesNotFit
 
 
+# Where state rests: what rests in the micro-batches anyway, and what they use.
+RESTS = ((Rest.ON_DEVICE, Rest.ON_DEVICE), (Rest.ON_HOST, Rest.ON_DEVICE), (Rest.AWAY, Rest.ON_DEVICE),
+         (Rest.ON_DEVICE, Rest.AWAY), (Rest.AWAY, Rest.AWAY), (Rest.ON_HOST, Rest.AWAY))  # fmt: skip
+
+
 def recompute_order(problem: Problem, view: StepView, across_layers: bool) -> np.ndarray:
     """Producer slots whose outputs may be recomputed, cheapest first by seconds per byte that backward would keep.
 
@@ -34,8 +39,12 @@ def recompute_order(problem: Problem, view: StepView, across_layers: bool) -> np
     return slots[np.argsort(cost[slots] / freed[slots], kind="stable")]
 
 
-def ratio_decision(view: StepView, order: np.ndarray, recomputed_bytes: int, *, offload: bool, rest: Rest) -> DeviceDecision:
-    """Recompute in `order` until `recomputed_bytes` are freed; offload (or keep) what else backward uses."""
+def ratio_decision(view: StepView, order: np.ndarray, recomputed_bytes: int, *, offload: bool,
+                   rest: tuple[Rest, Rest]) -> DeviceDecision:  # fmt: skip
+    """Recompute in `order` until `recomputed_bytes` are freed; offload (or keep) what else backward uses.
+
+    rest: of the state that rests in the micro-batches, and of the state that they use.
+    """
     choice = offload_everything(view).choice if offload else keep_everything(view).choice
     freed = 0
     for slot in order.tolist():
@@ -44,7 +53,7 @@ def ratio_decision(view: StepView, order: np.ndarray, recomputed_bytes: int, *, 
         outputs = np.flatnonzero((view.producer_slot == slot) & view.may_recompute)
         choice[outputs] = Choice.RECOMPUTE
         freed += int(view.size_bytes[outputs[view.needed[outputs]]].sum())
-    return DeviceDecision(choice, np.where(view.state_resting, rest, Rest.ON_DEVICE).astype(np.int8))
+    return DeviceDecision(choice, np.where(view.state_resting, *rest).astype(np.int8))
 
 
 def fair_rate(bench: Workbench, device: int) -> float:
@@ -72,27 +81,44 @@ class RatioSweep(Planner):
         bench = Workbench(problem)
         offload, recompute = Action.OFFLOAD in problem.actions, Action.RECOMPUTE in problem.actions
         views = {id(bench.view(d)): bench.view(d) for d in range(bench.device_count)}
-        rests = list(Rest) if offload and any(view.state_resting.any() for view in views.values()) else [Rest.ON_DEVICE]
-        best: Candidate | None = None
+        rests = RESTS if offload and any(len(view.state_tensor) for view in views.values()) else RESTS[:1]
+        loads = self.link_loads if recompute else (math.inf,)
         failure: DoesNotFit | None = None
-        tried = []
-        for across in (False, True) if recompute else (False,):
-            orders = {key: recompute_order(problem, view, across) for key, view in views.items()}
-            for rest, load in itertools.product(rests, self.link_loads if recompute else (math.inf,)):
-                decisions = {}
-                for key, view in views.items():
-                    total = int(view.size_bytes[view.needed & np.isin(view.producer_slot, orders[key])].sum())
-                    movable = load * float(view.slot_s.sum()) * fair_rate(bench, view.device)
-                    decisions[key] = ratio_decision(
-                        view, orders[key], total - int(min(movable, total)), offload=offload, rest=rest
-                    )
-                chosen = tuple(decisions[id(bench.view(d))] for d in range(bench.device_count))
-                found = sweep(bench, chosen, shares=(1.0,), policies=(LinkPolicyKind.FCFS,))
-                if isinstance(found, DoesNotFit):
-                    failure = found
-                else:
-                    tried.append((found.step_s, len(tried), chosen))
-        for _, _, chosen in sorted(tried, key=lambda item: item[:2])[: self.finalists]:
+        tried: dict[tuple, tuple[float, int, tuple[DeviceDecision, ...]]] = {}
+
+        def attempt(across: bool, rest: tuple[Rest, Rest], load: float) -> None:
+            nonlocal failure
+            if (across, rest, load) in tried:
+                return
+            decisions = {}
+            for key, view in views.items():
+                order = orders[across, key]
+                total = int(view.size_bytes[view.needed & np.isin(view.producer_slot, order)].sum())
+                movable = load * float(view.slot_s.sum()) * fair_rate(bench, view.device)
+                amount = total - int(min(movable, total))
+                decisions[key] = ratio_decision(view, order, amount, offload=offload, rest=rest)
+            chosen = tuple(decisions[id(bench.view(d))] for d in range(bench.device_count))
+            found = sweep(bench, chosen, shares=(1.0,), policies=(LinkPolicyKind.FCFS,))
+            if isinstance(found, DoesNotFit):
+                failure = found
+            else:
+                tried[across, rest, load] = (found.step_s, len(tried), chosen)
+
+        families = (False, True) if recompute else (False,)
+        orders = {
+            (across, key): recompute_order(problem, view, across) if recompute else np.zeros(0, np.int64)
+            for across in families
+            for key, view in views.items()
+        }
+        # First every way for the state at a few loads, then all loads for the ways that did best.
+        for across, rest, load in itertools.product(families, rests, loads[:: 3]):
+            attempt(across, rest, load)
+        promising = sorted(tried, key=lambda key: tried[key][:2])
+        for across, rest in list(dict.fromkeys(key[:2] for key in promising))[:3]:
+            for load in loads:
+                attempt(across, rest, load)
+        best: Candidate | None = None
+        for _, _, chosen in sorted(tried.values(), key=lambda item: item[:2])[: self.finalists]:
             found = sweep(bench, chosen)
             if not isinstance(found, DoesNotFit) and (best is None or found.step_s < best.step_s):
                 best = found

@@ -41,7 +41,7 @@ def repair(bench: Workbench, device: int, decision: DeviceDecision, most_rounds:
             for index in sorted(np.flatnonzero(home), key=lambda i: (-view.state_bytes[i], i)):
                 if covered >= found.bytes_over:
                     break
-                state_out[index] = Rest.AWAY_INSIDE
+                state_out[index] = Rest.AWAY
                 covered += int(view.state_bytes[index])
         decision = DeviceDecision(choice, state_out)
         found = bench.decode(device, decision)

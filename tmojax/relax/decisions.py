@@ -19,17 +19,17 @@ class Choice(IntEnum):
 
 
 class Rest(IntEnum):
-    """Where a resting state tensor (optimizer state) is between two updates, and when a step starts and ends."""
+    """Where a persistent tensor is when nothing needs it. Apart from ON_HOST it is on the device across the seam of steps."""
 
     ON_DEVICE = 0
-    ON_HOST = 1  # comes to the device for its update only
-    AWAY_INSIDE = 2  # leaves when the step has started and is back for its update; on the device across the seam
+    ON_HOST = 1  # resting tensors only: comes to the device for its update and leaves after it
+    AWAY = 2  # leaves in every long gap between two uses within a step, if memory is short there
 
 
 @dataclass(frozen=True, eq=False)
 class DeviceDecision:
     """choice [I]: `Choice` of every candidate of the `StepView`. state_out [S]: `Rest` of every state tensor (booleans
-    read as ON_DEVICE and ON_HOST); it matters for resting ones only."""
+    read as ON_DEVICE and ON_HOST)."""
 
     choice: np.ndarray
     state_out: np.ndarray

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
+from tmojax.errors import InputError
 from tmojax.problem import COMPUTE_STREAM, INSTRUCTION, Kind, Lifetime, Placement, Problem
 from tmojax.problem.step_view import StepView
 from tmojax.relax.decisions import DeviceDecision, Rest
@@ -60,8 +61,9 @@ class _Step:
 
 
 # Columns of the gap table. written: run after which the offload is issued (-1: a clean copy is on the host already);
-# start: last run before the gap (-1: none); end: next run that needs it (U: none).
-_TENSOR, _INSTANCE, _SIZE, _WRITTEN, _START, _END, _HOST_STAYS = range(7)
+# start: last run before the gap (-1: none); end: next run that needs it (U: none). clean: the content is that of the gap before it of the same
+# tensor, so one copy out serves all of them, the first that is not pruned.
+_TENSOR, _INSTANCE, _SIZE, _WRITTEN, _START, _END, _HOST_STAYS, _CLEAN = range(8)
 
 
 def decode(problem: Problem, view: StepView, decision: DeviceDecision, *, capacity_bytes: int | None = None,
@@ -78,15 +80,45 @@ def decode(problem: Problem, view: StepView, decision: DeviceDecision, *, capaci
     if failed >= 0:
         over = int(step.profile_bytes[failed]) - capacity
         return DoesNotFit(view.device, int(step.op[failed]), int(step.micro_batch[failed]), over)
+    _share_clean_copies(step.gaps, release, prefetch)
     return _emit(problem, view, decision, step, release, prefetch)
 
 
 def rest_of(view: StepView, decision: DeviceDecision) -> dict[int, Rest]:
-    """`Rest` of every state tensor; one that micro-batches use stays on the device."""
+    """`Rest` of every state tensor. Raises InputError for one that is to rest on the host but is used by micro-batches."""
+    for tensor in view.state_tensor[(decision.state_out == Rest.ON_HOST) & ~view.state_resting]:
+        raise InputError(f"state_out: tensor {int(tensor)} is used by micro-batches and cannot rest on the host; use AWAY")
     return {
-        int(tensor): Rest(int(rest)) if resting else Rest.ON_DEVICE
-        for tensor, rest, resting in zip(view.state_tensor, decision.state_out, view.state_resting, strict=True)
+        int(tensor): Rest(int(rest))
+        for tensor, rest in zip(view.state_tensor, decision.state_out, strict=True)
     }
+
+
+def _state_uses(program, tensor, template: Template, spread, places, op) -> tuple[np.ndarray, np.ndarray]:
+    """(runs of the step that touch a state tensor, whether each changes it), in order."""
+    runs, changes = template.state_runs.get(tensor, (np.zeros(0, np.int64), np.zeros(0, bool)))
+    inside = spread(runs)
+    used = np.concatenate([inside.ravel(), places])
+    dirty = np.concatenate([np.tile(changes, len(inside)), [tensor in program.ops[op[place]].updates for place in places]])
+    order = np.argsort(used, kind="stable")
+    return used[order].astype(np.int64), dirty[order].astype(bool)
+
+
+def _long_gaps(used: np.ndarray, changes: np.ndarray, shortest: int):
+    """(last run before, first run after, content changed since the gap before) of every gap of at least `shortest` runs.
+
+    The first gap begins after the first run of the step where the tensor's first use is far from it.
+    """
+    points, changed = np.concatenate([[0], used]), np.concatenate([[True], changes])
+    if points[0] == points[1]:
+        points, changed = points[1:], changed[1:]
+        changed[0] = True
+    since = False
+    for index in range(len(points) - 1):
+        since = since or bool(changed[index])
+        if points[index + 1] - points[index] > shortest:
+            yield int(points[index]), int(points[index + 1]), since
+            since = False
 
 
 def _unroll(problem: Problem, view: StepView, decision: DeviceDecision, template: Template) -> _Step:
@@ -132,9 +164,9 @@ def _unroll(problem: Problem, view: StepView, decision: DeviceDecision, template
 
     gaps: list[np.ndarray] = []
 
-    def add_gaps(tensor, instance, written, start_run, end_run, host_stays) -> None:
+    def add_gaps(tensor, instance, written, start_run, end_run, host_stays, clean=0) -> None:
         tensor = np.atleast_1d(np.asarray(tensor, np.int64)).ravel()
-        columns = [tensor, instance, sizes[tensor], written, start_run, end_run, host_stays]
+        columns = [tensor, instance, sizes[tensor], written, start_run, end_run, host_stays, clean]
         gaps.append(np.stack([np.broadcast_to(np.ravel(c), tensor.shape) for c in columns], 1).astype(np.int64))
 
     width = len(template.gap_tensor)
@@ -168,12 +200,13 @@ def _unroll(problem: Problem, view: StepView, decision: DeviceDecision, template
             if rest[tensor] == Rest.ON_DEVICE:
                 profile[0] += spec.size_bytes
                 continue
-            if rest[tensor] == Rest.AWAY_INSIDE:
-                # It may leave as soon as the first run has started.
+            if rest[tensor] == Rest.AWAY:
                 profile[0] += spec.size_bytes
-                profile[1] -= spec.size_bytes
-                profile[places_of[0]] += spec.size_bytes
-                add_gaps(tensor, 0, 0, 0, places_of[0], 0)
+                used, changes = _state_uses(program, tensor, template, spread, places_of, op)
+                for before, after, dirty in _long_gaps(used, changes, max(2, body // 8)):
+                    profile[before + 1] -= spec.size_bytes
+                    profile[after] += spec.size_bytes
+                    add_gaps(tensor, 0, before, before, after, 0, 0 if dirty else 1)
                 continue
             profile[places_of[0]] += spec.size_bytes
             profile[places_of[-1] + 1] -= spec.size_bytes
@@ -193,13 +226,33 @@ def _unroll(problem: Problem, view: StepView, decision: DeviceDecision, template
     scratch[: last * body] = np.tile(template.scratch_bytes, last)
     scratch[body_place] = template.scratch_bytes
     scratch[step_place] = [program.ops[i].workspace_bytes for i in step_ops]
-    table = np.concatenate(gaps) if gaps else np.zeros((0, 7), np.int64)
+    table = np.concatenate(gaps) if gaps else np.zeros((0, 8), np.int64)
     table = table[np.lexsort((table[:, _TENSOR], table[:, _END], table[:, _WRITTEN]))]
     freed = np.concatenate(releases)
     freed = freed[np.lexsort((freed[:, 1], freed[:, 0]))]
     collective = np.array([bool(program.ops[i].collective) for i in range(len(program.ops))])
     return _Step(op, micro_batch, collective[op], np.cumsum(profile)[:total] + scratch,
                  freed[:, 0], freed[:, 1], freed[:, 2], table)  # fmt: skip
+
+
+def _share_clean_copies(gaps: np.ndarray, release: np.ndarray, prefetch: np.ndarray) -> None:
+    """Of gaps with the same content, the first that is not pruned copies out and the last of them frees the host copy."""
+    by_tensor: dict[int, list[int]] = {}
+    for gap in np.flatnonzero((prefetch > release) & (gaps[:, _WRITTEN] >= 0)).tolist():
+        by_tensor.setdefault(int(gaps[gap, _TENSOR]) if gaps[gap, _INSTANCE] == 0 else -1, []).append(gap)
+    by_tensor.pop(-1, None)
+    clean_tensors = set(gaps[gaps[:, _CLEAN] == 1, _TENSOR].tolist())
+    for tensor in clean_tensors & by_tensor.keys():
+        members = sorted(by_tensor[tensor], key=lambda gap: gaps[gap, _START])
+        # A dirty gap that was pruned leaves its content to the next one.
+        dirty_starts = np.sort(gaps[(gaps[:, _TENSOR] == tensor) & (gaps[:, _CLEAN] == 0), _START])
+        for before, gap in zip([None, *members], members, strict=False):
+            fresh = before is None or np.searchsorted(dirty_starts, gaps[gap, _START], "right") > np.searchsorted(
+                dirty_starts, gaps[before, _START], "right"
+            )
+            gaps[gap, _CLEAN] = 0 if fresh else 1
+            if before is not None and not fresh:
+                gaps[before, _HOST_STAYS] = 1
 
 
 @njit(cache=True)
@@ -328,9 +381,16 @@ def _rows(op, micro_batch, collective, freed, gaps, release, prefetch, by_releas
         rows[n] = (6 if collective[run] else 0, op[run], micro_batch[run], -1, -1, -1, -1)
         compute_row[run] = n
         n += 1
+        # Host copies go first: the same tensor may leave again after this very run.
+        while next_end < count and gaps[by_end[next_end], 5] <= run:
+            gap = by_end[next_end]
+            if gaps[gap, 6] == 0 and prefetch[gap] > release[gap]:
+                rows[n] = (3, -1, gaps[gap, 1], gaps[gap, 0], -1, host_memory, -1)
+                n += 1
+            next_end += 1
         while next_written < count and gaps[next_written, 3] == run:
             gap = next_written
-            if prefetch[gap] > release[gap] or gaps[gap, 5] >= runs:
+            if gaps[gap, 7] == 0 and (prefetch[gap] > release[gap] or gaps[gap, 5] >= runs):
                 rows[n] = (1, -1, gaps[gap, 1], gaps[gap, 0], -1, device_memory, host_memory)
                 n += 1
             next_written += 1
@@ -338,12 +398,6 @@ def _rows(op, micro_batch, collective, freed, gaps, release, prefetch, by_releas
             rows[n] = (3, -1, freed[next_freed, 2], freed[next_freed, 1], -1, device_memory, -1)
             n += 1
             next_freed += 1
-        while next_end < count and gaps[by_end[next_end], 5] <= run:
-            gap = by_end[next_end]
-            if gaps[gap, 6] == 0 and prefetch[gap] > release[gap]:
-                rows[n] = (3, -1, gaps[gap, 1], gaps[gap, 0], -1, host_memory, -1)
-                n += 1
-            next_end += 1
     return rows[:n], compute_row
 
 

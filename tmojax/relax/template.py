@@ -22,6 +22,7 @@ class Template:
     Lives, [L] each: tensor and the runs from the one that allocates it to the last that touches it, inclusive.
     Gaps, [M] each: an offloaded tensor, the run that writes it, the last run before and the first run after the gap.
     Inputs, [N] each: an input tensor and the first and last run that touch it.
+    state_runs: for every STATE tensor that micro-batches touch, the runs that do, and which of them change it.
     """
 
     runs: np.ndarray
@@ -38,6 +39,7 @@ class Template:
     input_tensor: np.ndarray
     input_first: np.ndarray
     input_last: np.ndarray
+    state_runs: dict[int, tuple[np.ndarray, np.ndarray]]
 
 
 def build_template(problem: Problem, view: StepView, decision: DeviceDecision) -> Template:
@@ -68,6 +70,7 @@ def _expand(problem: Problem, view: StepView, choice: np.ndarray) -> tuple[Templ
     recomputed: list[bool] = []
     dropped: set[int] = set()
     created: dict[int, list[int]] = {}
+    changed: dict[int, set[int]] = {}
     touched: dict[int, list[int]] = {}
 
     def run(op: int, again: bool) -> None:
@@ -76,6 +79,8 @@ def _expand(problem: Problem, view: StepView, choice: np.ndarray) -> tuple[Templ
         recomputed.append(again)
         for tensor in (*ops[op].reads, *ops[op].updates):
             touched.setdefault(tensor, []).append(position)
+        for tensor in ops[op].updates:
+            changed.setdefault(tensor, set()).add(position)
         for tensor in ops[op].writes:
             if not again or tensor in dropped:
                 created.setdefault(tensor, []).append(position)
@@ -112,10 +117,14 @@ def _expand(problem: Problem, view: StepView, choice: np.ndarray) -> tuple[Templ
     lives: list[tuple[int, int, int]] = []
     gaps: list[tuple[int, int, int, int]] = []
     inputs: list[tuple[int, int, int]] = []
+    state_runs: dict[int, tuple[np.ndarray, np.ndarray]] = {}
     for tensor, spec in enumerate(program.tensors):
-        if spec.lifetime is not Lifetime.MICRO_BATCH:
-            continue
         uses = touched.get(tensor, [])
+        if spec.lifetime is not Lifetime.MICRO_BATCH:
+            if uses and spec.lifetime is Lifetime.STATE:
+                at = np.array(uses, np.int64)
+                state_runs[tensor] = (at, np.array([use in changed.get(tensor, ()) for use in uses]))
+            continue
         if producer[tensor] == -1:
             if uses:
                 inputs.append((tensor, uses[0], uses[-1]))
@@ -156,5 +165,5 @@ def _expand(problem: Problem, view: StepView, choice: np.ndarray) -> tuple[Templ
     return Template(
         np.array(runs, np.int64), np.array(recomputed, bool), scratch, first_run,
         life[:, 0], life[:, 1], life[:, 2], gap[:, 0], gap[:, 1], gap[:, 2], gap[:, 3],
-        given[:, 0], given[:, 1], given[:, 2],
+        given[:, 0], given[:, 1], given[:, 2], state_runs,
     ), conflicts  # fmt: skip
