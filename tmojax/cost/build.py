@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import jax.numpy as jnp
@@ -140,7 +141,7 @@ def _path_arrays(chains: Sequence[Chains], stacked: dict[str, np.ndarray]) -> di
         early[g][:, at] = ((when >= chain.slot) & (when < own_use)) * stacked["size_gb"][g, chain.owner]
         leaves = (when == own_use) & stacked["needed"][g, chain.owner]
         shift[g][:, at] = ((when == chain.slot) * 1.0 - leaves) * stacked["again_s"][g, chain.owner]
-    bounds = list(zip(offsets[:-1], offsets[1:], strict=True))
+    bounds = list(pairwise(offsets))
     return {
         "level_first": [first[:, low:high] for low, high in bounds],
         "level_rest": [rest[:, low:high] for low, high in bounds[1:]],
@@ -152,7 +153,9 @@ def _path_arrays(chains: Sequence[Chains], stacked: dict[str, np.ndarray]) -> di
     }
 
 
-def _host_paths(problem: Problem, views: Sequence[StepView]) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple[str, ...]]:
+def _host_paths(
+    problem: Problem, views: Sequence[StepView]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple[str, ...]]:
     """(lane rate [gpu, 2], shared link rate [link], link_use [link, gpu, 2], names of the shared links), GB/s.
 
     A copy holds its engine during set-up and latency, in which nothing moves; the lane is slower by the share of that
@@ -165,8 +168,9 @@ def _host_paths(problem: Problem, views: Sequence[StepView]) -> tuple[np.ndarray
         device = machine.devices[view.device]
         movable = view.size_bytes[view.may_offload & (view.size_bytes > 0)]
         mean_bytes = float((movable.astype(float) ** 2).sum() / movable.sum()) if len(movable) else 1.0
-        for direction, (source, target) in enumerate(((device.memory, device.host_memory), (device.host_memory, device.memory))):
-            links = machine.route(source, target).links
+        ways = ((device.memory, device.host_memory), (device.host_memory, device.memory))
+        for direction, way in enumerate(ways):
+            links = machine.route(*way).links
             use[list(links), g, direction] = 1
             rate = min(machine.links[link].bandwidth_bytes_per_s for link in links)
             idle_s = machine.overheads.transfer_setup_s + sum(machine.links[link].latency_s for link in links)
@@ -200,9 +204,9 @@ def _stack(parts: list[np.ndarray], name: str) -> np.ndarray:
     """Stack per-device arrays along a new first axis; shorter ones are padded behind."""
     shape = np.max([part.shape for part in parts], axis=0)
     padding = {"other_outputs": NEVER, "group": -1}.get(name, 0)
-    return np.stack(
-        [
-            np.pad(part, [(0, int(full - own)) for full, own in zip(shape, part.shape, strict=True)], constant_values=padding)
-            for part in parts
-        ]
-    )
+
+    def padded(part: np.ndarray) -> np.ndarray:
+        behind = [(0, int(full - own)) for full, own in zip(shape, part.shape, strict=True)]
+        return np.pad(part, behind, constant_values=padding)
+
+    return np.stack([padded(part) for part in parts])

@@ -25,9 +25,9 @@ NEVER = -1  # stands for a tensor that is certainly not recomputed
 class Chains:
     """All paths of one device, sorted by length. P paths.
 
-    owner, slot [P]: the candidate that is wanted and the merged slot at which. length [P]: tensors on the path. first [P]: the
-    dependent of `owner` that the path begins with. rest [P]: the path that continues from it (-1 for length 1).
-    left_out: paths that the limit per tensor excludes.
+    owner, slot [P]: the candidate that is wanted and the merged slot at which. length [P]: tensors on the path.
+    first [P]: the dependent of `owner` that the path begins with. rest [P]: the path that continues from it (-1 for
+    length 1). left_out: paths that the limit per tensor excludes.
     """
 
     owner: np.ndarray
@@ -41,13 +41,13 @@ class Chains:
 def can_be_dropped(view: StepView) -> np.ndarray:
     """[I] whether the model lets a candidate be dropped and produced again.
 
-    Its op may run again, and so may those of inputs that nothing else keeps alive; and it is not an anchor. Anchors are
-    tensors that everything later is made from (nothing older is read behind them), taken where a chain gets longer
-    than half of `MAX_PATH_LENGTH`; a chain without such a place is cut at `MAX_PATH_LENGTH`.
+    Its op may run again, and so may those of inputs that nothing else keeps alive; and it is not an anchor. Anchors
+    are tensors that everything later is made from (nothing older is read behind them), taken where a chain gets
+    longer than half of `MAX_PATH_LENGTH`; a chain without such a place is cut at `MAX_PATH_LENGTH`.
     """
     possible = view.may_recompute.copy()
     order = np.argsort(view.producer_slot, kind="stable")
-    last_reader = np.array([max((view.producer_slot[d] for d in deps), default=-1) for deps in view.dependents], np.int64)
+    last_reader = [max((int(view.producer_slot[d]) for d in readers), default=-1) for readers in view.dependents]
     read_until = -1
     depth = np.zeros(len(possible), np.int64)
     for index in order.tolist():
@@ -62,15 +62,15 @@ def can_be_dropped(view: StepView) -> np.ndarray:
             possible[index] = False
         if not possible[index]:
             depth[index] = 0
-        read_until = max(read_until, int(last_reader[index]))
+        read_until = max(read_until, last_reader[index])
     return possible
 
 
 def find_chains(view: StepView, slots: FluidSlots, possible: np.ndarray) -> Chains:
     """Collect, for every candidate, the paths that want it earlier than its own use.
 
-    `possible` [I]: which candidates may be dropped. Of several ways to the same tensor the shortest is kept: it is the weakest
-    condition. A candidate that backward does not use has only such wishes, so all of its paths count.
+    `possible` [I]: which candidates may be dropped. Of several ways to the same tensor the shortest is kept: it is
+    the weakest condition. A candidate that backward does not use has only such wishes, so all of its paths count.
     """
     found: list[tuple[int, int, int, int, int]] = []  # owner, slot, length, first, rest
     ways: list[dict[int, int]] = [{} for _ in view.size_bytes]  # candidate -> {last tensor of the path: index in found}
@@ -103,8 +103,9 @@ def find_chains(view: StepView, slots: FluidSlots, possible: np.ndarray) -> Chai
 
 
 def shared_producers(view: StepView) -> np.ndarray:
-    """[I, S] for every candidate the earlier candidates that the same op writes (padded with `NEVER`): one recomputation
-    yields all of them, so only what exceeds the others' fraction costs time."""
+    """[I, S] for every candidate the earlier candidates that the same op writes (padded with `NEVER`): one
+    recomputation yields all of them, so only what exceeds the others' fraction costs time.
+    """
     count = len(view.size_bytes)
     earlier = [
         [j for j in range(index) if view.producer_slot[j] == view.producer_slot[index]] for index in range(count)

@@ -1,4 +1,5 @@
-"""The periodic fluid model of a training step as arrays: what `relax_problem` builds and everything differentiable reads.
+"""The periodic fluid model of a training step as arrays: what `relax_problem` builds and everything differentiable
+reads.
 
 Time is in seconds and bytes are in GB (10^9 bytes), so that single precision is enough. One *period* is one
 micro-batch; slots are those of `tmojax.cost.slots`. Directions: 0 out (device to host), 1 in.
@@ -20,22 +21,24 @@ KEEP, OFFLOAD, DROP = 0, 1, 2
 class PeriodicModel(eqx.Module):
     """Data of the relaxed model; nothing in here is optimised.
 
-    Axes: gpu, slot, candidate, path (see `tmojax.cost.chains`; `width` paths at most per candidate), link (only links
-    that several GPUs or directions share), host.
+    Axes: gpu, slot, candidate, path (see `tmojax.cost.chains`; `width` paths at most per candidate), link (only
+    links that several GPUs or directions share), host.
 
-    slot_s: compute of a slot. base_gb: resident with every candidate away and all state present. produced_gb [q, i]: size
-    where the last use before the idle interval lies before slot q. absorbed_gb: size where base counts it again or nobody wants
-    it any more. due_gb: size where its own use is at or before q. use_s [q, i]: recompute time, in the slot of its own
-    use; 0 for candidates that backward does not use. needed: backward uses it. allowed: keep, offload, drop. other_outputs:
-    earlier candidates of the same producer (I: none). Paths stand in order of their length; a level holds those of one
-    length, level_first the tensor that each begins with, level_rest (from length 2) the path that goes on from there. path_grid: a
-    candidate's paths by slot, earliest first (P: none). path_place: place of a path in the flattened grid, path_owner its candidate. early_gb [q, p]: the owner's
-    size from the path's slot until its own use. shift_s [q, p]: the owner's recompute time added in the path's slot, taken
-    away in that of its own use. lane_gb_per_s: one GPU's copies alone, set-up of a mean copy included. link_use: 1 where the
-    copies of a GPU and direction cross the link. resting_gb: optimizer state that can rest on the host. host_use, host_gb: which
-    GPUs offload to a host memory, and what is left there beside the inputs. sync_s, update_s: the step's tail without swaps.
-    compute_slowdown, copy_slowdown: interference factors. unit_s: the longest period without stalls. wraps: copies of
-    neighbouring micro-batches overlap (more than one per step). merged: merged slot of every slot (-1 behind the last).
+    slot_s: compute of a slot. base_gb: resident with every candidate away and all state present. produced_gb [q,
+    i]: size where the last use before the idle interval lies before slot q. absorbed_gb: size where base counts it
+    again or nobody wants it any more. due_gb: size where its own use is at or before q. use_s [q, i]: recompute
+    time, in the slot of its own use; 0 for candidates that backward does not use. needed: backward uses it.
+    allowed: keep, offload, drop. other_outputs: earlier candidates of the same producer (I: none). Paths stand in
+    order of their length; a level holds those of one length, level_first the tensor that each begins with,
+    level_rest (from length 2) the path that goes on from there. path_grid: a candidate's paths by slot, earliest
+    first (P: none). path_place: place of a path in the flattened grid, path_owner its candidate. early_gb [q, p]:
+    the owner's size from the path's slot until its own use. shift_s [q, p]: the owner's recompute time added in the
+    path's slot, taken away in that of its own use. lane_gb_per_s: one GPU's copies alone, set-up of a mean copy
+    included. link_use: 1 where the copies of a GPU and direction cross the link. resting_gb: optimizer state that
+    can rest on the host. host_use, host_gb: which GPUs offload to a host memory, and what is left there beside the
+    inputs. sync_s, update_s: the step's tail without swaps. compute_slowdown, copy_slowdown: interference factors.
+    unit_s: the longest period without stalls. wraps: copies of neighbouring micro-batches overlap (more than one
+    per step). merged: merged slot of every slot (-1 behind the last).
     """
 
     slot_s: Float[Array, "gpu slot"]

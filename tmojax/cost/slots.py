@@ -30,7 +30,9 @@ class FluidSlots:
 
 
 def last_reads(view: StepView) -> np.ndarray:
-    """[I] last fine slot at which a candidate can be wanted: its backward use, or that of the last tensor made from it."""
+    """[I] last fine slot at which a candidate can be wanted: its backward use, or that of the last tensor made from
+    it.
+    """
     last = view.idle_to.copy()
     for index in np.argsort(-view.producer_slot, kind="stable").tolist():
         if not view.needed[index]:

@@ -9,7 +9,9 @@ from tmojax.problem.step_view import StepView
 
 
 def collective_s(problem: Problem, name: str) -> float:
-    """Seconds of one collective that has its links to itself: launch, latency, bytes over the slowest link (semantics 8.1)."""
+    """Seconds of one collective that has its links to itself: launch, latency, bytes over the slowest link
+    (semantics 8.1).
+    """
     machine, collective = problem.machine, problem.workload.collective(name)
     loads = machine.collective_loads(collective.kind, collective.devices)
     moving_s = max(

@@ -16,9 +16,10 @@ from tmojax.cost.model import DROP, IN, KEEP, OFFLOAD, OUT, PeriodicModel
 class Demand(eqx.Module):
     """What choices ask of the timing. Cumulative over slots, GB; axes gpu, slot.
 
-    held_gb: resident whatever the copies do. ready_gb: may have left before the slot's end. absorbed_gb: of the bytes that came
-    back, those that `held_gb` counts again. due_gb: must be back before the slot begins. recompute_s: compute added.
-    total_gb [gpu]: bytes that leave. state_gb [gpu]: optimizer state resting on the host.
+    held_gb: resident whatever the copies do. ready_gb: may have left before the slot's end. absorbed_gb: of the
+    bytes that came back, those that `held_gb` counts again. due_gb: must be back before the slot begins.
+    recompute_s: compute added. total_gb [gpu]: bytes that leave. state_gb [gpu]: optimizer state resting on the
+    host.
     """
 
     held_gb: Float[Array, "gpu slot"]
@@ -31,9 +32,10 @@ class Demand(eqx.Module):
 
 
 class Timing(eqx.Module):
-    """stall_s [gpu, slot]: at the end of a slot. out_share, in_share [gpu, slot] in (0, 1): of the bytes waiting to leave,
-    what leaves in the slot; of the bytes that may still come later (seen backwards), what comes in the slot. phase [gpu]:
-    start of a GPU, in periods, at least 0."""
+    """stall_s [gpu, slot]: at the end of a slot. out_share, in_share [gpu, slot] in (0, 1): of the bytes waiting to
+    leave, what leaves in the slot; of the bytes that may still come later (seen backwards), what comes in the slot.
+    phase [gpu]: start of a GPU, in periods, at least 0.
+    """
 
     stall_s: Float[Array, "gpu slot"]
     out_share: Float[Array, "gpu slot"]
@@ -42,7 +44,9 @@ class Timing(eqx.Module):
 
 
 class Limits(eqx.Module):
-    """Violations (positive: over) relative to the limit's own scale. memory, order, out, in [gpu, slot]; link [link, bin]; host [host]."""
+    """Violations (positive: over) relative to the limit's own scale. memory, order, out, in [gpu, slot]; link
+    [link, bin]; host [host].
+    """
 
     memory: Float[Array, "gpu slot"]
     order: Float[Array, "gpu slot"]
@@ -53,8 +57,10 @@ class Limits(eqx.Module):
 
 
 class Step(eqx.Module):
-    """period_s [gpu]; slot_end_s [gpu, slot]; memory_gb [gpu, slot]; out_gb, in_gb [gpu, slot]: cumulative copies at the end of a
-    slot; link_gb [link, bin]: load of every bin of `bin_s` seconds; step_s: the estimate; tail_s: its part after the micro-batches."""
+    """period_s [gpu]; slot_end_s [gpu, slot]; memory_gb [gpu, slot]; out_gb, in_gb [gpu, slot]: cumulative copies
+    at the end of a slot; link_gb [link, bin]: load of every bin of `bin_s` seconds; step_s: the estimate; tail_s:
+    its part after the micro-batches.
+    """
 
     period_s: Float[Array, " gpu"]
     slot_end_s: Float[Array, "gpu slot"]
@@ -74,7 +80,9 @@ def demand(
     keep, away, drop = choice[..., KEEP], choice[..., OFFLOAD], choice[..., DROP]
     early, early_sum = _early_fractions(model, drop)
     again = jnp.where(model.needed, drop, drop * early_sum)
-    paid = again - jnp.minimum(again, _take(again, model.other_outputs).max(-1)) if model.other_outputs.shape[-1] else again
+    paid = again
+    if model.other_outputs.shape[-1]:  # one recomputation yields all outputs of an op
+        paid = again - jnp.minimum(again, _take(again, model.other_outputs).max(-1))
     owner_away = jnp.take_along_axis(away, model.path_owner, 1) * early
     owner_drop = jnp.take_along_axis(drop, model.path_owner, 1) * early
     part = jnp.take_along_axis(paid / jnp.maximum(again, 1e-6), model.path_owner, 1)
@@ -87,13 +95,16 @@ def demand(
         ready_gb=produced[:, 1],
         absorbed_gb=absorbed[:, 1],
         due_gb=jnp.einsum("gqi,gi->gq", model.due_gb, away) + sooner[:, 0],
-        recompute_s=jnp.einsum("gqi,gi->gq", model.use_s, paid) + jnp.einsum("gqp,gp->gq", model.shift_s, owner_drop * part),
+        recompute_s=(
+            jnp.einsum("gqi,gi->gq", model.use_s, paid)
+            + jnp.einsum("gqp,gp->gq", model.shift_s, owner_drop * part)
+        ),
         total_gb=jnp.einsum("gi,gi->g", model.size_gb, away),
         state_gb=state_gb,
     )
 
 
-def _take(values: Float[Array, "gpu item"], places: Int[Array, "gpu *shape"]) -> Float[Array, "gpu *shape"]:
+def _take(values: Float[Array, "gpu item"], places: Int[Array, "gpu ..."]) -> Float[Array, "gpu ..."]:
     """values at places; the place behind the last one reads 0."""
     return jax.vmap(lambda row, at: row.at[at].get(mode="clip"))(jnp.pad(values, ((0, 0), (0, 1))), places)
 
@@ -113,20 +124,31 @@ def _early_fractions(model: PeriodicModel, drop: Float[Array, "gpu candidate"]) 
     return jnp.take_along_axis(added.reshape(added.shape[0], -1), model.path_place, 1), reached[..., -1]
 
 
-def _drain(share: Float[Array, "gpu slot"], ready: Float[Array, "gpu slot"]) -> Float[Array, "gpu slot"]:
-    """D_t = D_(t-1) + share_t (ready_t - D_(t-1)): never more than is ready, by construction."""
+def _drain(share: Float[Array, "*batch slot"], ready: Float[Array, "*batch slot"]) -> Float[Array, "*batch slot"]:
+    """D_t = D_(t-1) + share_t (ready_t - D_(t-1)): never more than is ready, by construction.
 
-    def join(first, second):
-        return first[0] * second[0], first[1] * second[0] + second[1]
+    A sequential scan: on the CPU it compiles and runs several times faster than an associative one of this length.
+    """
 
-    return jax.lax.associative_scan(join, (1 - share, share * ready), axis=1)[1]
+    def advance(drained, now):
+        drained = drained + now[0] * (now[1] - drained)
+        return drained, drained
+
+    along = (jnp.moveaxis(share, -1, 0), jnp.moveaxis(ready, -1, 0))
+    return jnp.moveaxis(jax.lax.scan(advance, jnp.zeros_like(along[0][0]), along)[1], 0, -1)
 
 
 def run_step(model: PeriodicModel, asked: Demand, timing: Timing, bins: int) -> tuple[Step, Limits]:
-    """Lay a step out in time. `bins`: how finely shared links are checked over a period (or over the step, if K = 1)."""
+    """Lay a step out in time. `bins`: how finely shared links are checked over a period (or over the step, if K =
+    1).
+    """
     total = asked.total_gb[:, None]
-    out = _drain(timing.out_share, asked.ready_gb)
-    later = _drain(timing.in_share[:, ::-1], (total - asked.due_gb)[:, ::-1])[:, ::-1]
+    # Seen backwards, copies in are like copies out: what may come later than a slot is what is not due before it.
+    out, later = _drain(
+        jnp.stack([timing.out_share, timing.in_share[:, ::-1]]),
+        jnp.stack([asked.ready_gb, (total - asked.due_gb)[:, ::-1]]),
+    )
+    later = later[:, ::-1]
     later_next = jnp.pad(later[:, 1:], ((0, 0), (0, 1)))
     into = total - later_next
     out_before = jnp.pad(out[:, :-1], ((0, 0), (1, 0)))
@@ -158,8 +180,11 @@ def run_step(model: PeriodicModel, asked: Demand, timing: Timing, bins: int) -> 
 
 
 def _link_loads(model: PeriodicModel, flows: Float[Array, "gpu 2 knot"], end_s: Float[Array, "gpu slot"],
-                phase: Float[Array, " gpu"], bins: int) -> tuple[Float[Array, "link bin"], Float[Array, ""]]:  # fmt: skip
-    """Bytes over each shared link in each of `bins` equal parts of the period (of the whole step without wrap-around)."""
+                phase: Float[Array, " gpu"],
+                bins: int) -> tuple[Float[Array, "link bin"], Float[Array, ""]]:  # fmt: skip
+    """Bytes over each shared link in each of `bins` equal parts of the period (of the whole step without
+    wrap-around).
+    """
     period = end_s[:, -1].max()
     knots = jnp.pad(end_s, ((0, 0), (1, 0)))
     shift = phase * period
@@ -180,7 +205,8 @@ def _link_loads(model: PeriodicModel, flows: Float[Array, "gpu 2 knot"], end_s: 
 
 
 def _step_time(model: PeriodicModel, asked: Demand, period_s: Array, phase: Array) -> tuple[Array, Array]:
-    """(tail_s, step_s): K periods of the slowest GPU, its start, synchronisation, and the update with the state's way in and out.
+    """(tail_s, step_s): K periods of the slowest GPU, its start, synchronisation, and the update with the state's
+    way in and out.
 
     Synchronisation and update wait for all GPUs. State moves in and out while the update computes.
     """

@@ -1,8 +1,7 @@
-"""Gradient descent on the relaxed model: augmented Lagrangian, homotopy on the shared links, many restarts at once."""
+"""Gradient descent on the relaxed model: choices, phases and timing of all GPUs together, many restarts at once."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,37 +12,19 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jaxtyping import Array, Float
 
-from tmojax.cost.model import OFFLOAD, PeriodicModel
+from tmojax.cost.model import GB, PeriodicModel
 from tmojax.cost.timeline import Limits, Step, Timing, demand, run_step
 from tmojax.errors import InputError
-from tmojax.relax.decisions import DeviceDecision
+from tmojax.relax.decisions import DeviceDecision, Rest
+from tmojax.relax.descent import Descended, Descent, compile_and_run, descend, objective
 
-
-@dataclass(frozen=True)
-class Descent:
-    """Settings of the optimisation.
-
-    bins: parts of the period in which shared links are checked. learning_rate: of adam, decaying to a tenth. penalty_start,
-    penalty_end: of the augmented Lagrangian, growing geometrically. multiplier_steps: steps between two updates of the multipliers.
-    homotopy_share: part of the steps over which shared links shrink from (users x bandwidth) to their bandwidth. binary_share:
-    last part of the steps, over which fractional choices become expensive, up to binary_weight.
-    """
-
-    bins: int = 96
-    learning_rate: float = 0.03
-    penalty_start: float = 3.0
-    penalty_end: float = 30.0
-    multiplier_steps: int = 20
-    homotopy_share: float = 0.4
-    binary_share: float = 0.4
-    binary_weight: float = 0.1
+WARM_LOGIT = 2.0  # of a choice that a warm start takes: a fraction of about 0.8, which gradients can still turn
 
 
 class Variables(eqx.Module):
-    """What is optimised, unconstrained: softmax, squares, sigmoids and absolute values make it feasible."""
+    """What is optimised, unconstrained; softmax, squares, sigmoids and absolute values make a `Point` of it."""
 
     choice: Float[Array, "gpu candidate 3"]
     state_out: Float[Array, " gpu"]
@@ -54,14 +35,53 @@ class Variables(eqx.Module):
 
 
 class Point(eqx.Module):
-    """Variables in their own units: fractions [gpu, candidate, 3], state_out [gpu], and the timing."""
+    """Fractions of keep, offload, drop; fraction of the resting state that is on the host; timing."""
 
     choice: Float[Array, "gpu candidate 3"]
     state_out: Float[Array, " gpu"]
     timing: Timing
 
 
+# A plan to start from: one decision per GPU, and when each GPU starts, in periods after the first.
+WarmStart = tuple[Sequence[DeviceDecision], Sequence[float]]
+
+
+@dataclass(frozen=True, eq=False)
+class RelaxedSolution:
+    """The end of every restart; R restarts, G GPUs, I candidates (padded), Q merged slots, L shared links, B bins.
+
+    choice [R, G, I, 3]: fractions of keep, offload, drop. state_out [R, G]: share of the resting state on the host.
+    phase [R, G]: starts in periods; start_share [R, G]: the same as compute of the first GPU, in micro-batches (see
+    `Coordination`). step_s [R], period_s [R, G]: the relaxed model's times. memory_over_bytes [R], link_over [R],
+    lane_over [R]: the largest violations that are left (links and lanes relative to capacity; 0: none).
+    fractional_bytes [R]: bytes whose choice is not 0 or 1. memory_price_s_per_byte [R, G, Q], link_price_s [R, L,
+    B]: what the step time would gain from one more byte at a slot, or from a link faster by 100 % in a bin. history
+    [R, rounds]: objective in units of K periods without stalls; early ones are for faster links. variables: to go
+    on from, one leading restart axis. compile_s, run_s: seconds, apart. settings.
+    """
+
+    choice: np.ndarray
+    state_out: np.ndarray
+    phase: np.ndarray
+    start_share: np.ndarray
+    step_s: np.ndarray
+    period_s: np.ndarray
+    memory_over_bytes: np.ndarray
+    link_over: np.ndarray
+    lane_over: np.ndarray
+    fractional_bytes: np.ndarray
+    memory_price_s_per_byte: np.ndarray
+    link_price_s: np.ndarray
+    history: np.ndarray
+    variables: Variables
+    multipliers: Limits
+    compile_s: float
+    run_s: float
+    settings: Descent
+
+
 def read_point(model: PeriodicModel, variables: Variables) -> Point:
+    """Variables as fractions, seconds and phases; the first GPU starts at 0."""
     choice = jax.nn.softmax(jnp.where(model.allowed, variables.choice, -1e9), axis=-1)
     stall_s = jnp.square(variables.stall) * (model.unit_s / model.slots)
     phase = jnp.abs(variables.phase.at[0].set(0.0))
@@ -69,98 +89,180 @@ def read_point(model: PeriodicModel, variables: Variables) -> Point:
     return Point(choice, jax.nn.sigmoid(variables.state_out), timing)
 
 
-class Multipliers(eqx.Module):
-    """Of the augmented Lagrangian, one per limit, at least 0; the step time is in periods without stalls."""
-
-    limits: Limits
-    penalty: Float[Array, ""]
-
-
-# Weight of one limit's square: limits are relative to their own scale, of which a slot or bin is a small part.
-def _weights(model: PeriodicModel, bins: int) -> Limits:
-    slots = model.slots
-    return Limits(memory=1.0, order=1.0, lane_out=1.0 / slots, lane_in=1.0 / slots, link=1.0 / bins, host=1.0)
-
-
-def _penalise(limits: Limits, multipliers: Limits, weights: Limits, penalty) -> Array:
-    """(rho / 2) w (max(0, c + lambda / rho)^2 - (lambda / rho)^2), summed over all limits."""
-
-    def term(value, multiplier, weight):
-        shifted = jnp.maximum(0.0, value + multiplier / penalty)
-        return weight * 0.5 * penalty * jnp.sum(jnp.square(shifted) - jnp.square(multiplier / penalty))
-
-    return jax.tree.reduce(jnp.add, jax.tree.map(term, limits, multipliers, weights))
-
-
-def objective(model: PeriodicModel, step: Step) -> Array:
-    """Step time in units of (K x period without stalls); the mean over GPUs has a small share, so that none idles for free."""
-    mean = (step.period_s.mean() - step.period_s.max()) * model.micro_batches
-    return (step.step_s + 0.1 * mean) / (model.micro_batches * model.unit_s)
-
-
-def with_link_rate(model: PeriodicModel, factor) -> PeriodicModel:
-    return eqx.tree_at(lambda m: m.link_gb_per_s, model, model.link_gb_per_s * factor)
-
-
-def _fractional(model: PeriodicModel, choice: Array) -> Array:
-    """Bytes that are not decided: 0 where every choice is 0 or 1; relative to the capacities."""
-    return jnp.sum(model.size_gb * (1 - jnp.sum(jnp.square(choice), -1))) / jnp.sum(model.capacity_gb)
-
-
-def _descend(model: PeriodicModel, variables: Variables, settings: Descent, steps: int):
-    """One restart. Returns (variables, multipliers, history of the objective)."""
-    weights = _weights(model, settings.bins)
+def with_links_eased(model: PeriodicModel, relief) -> PeriodicModel:
+    """The model with shared links widened: by the number of their users at relief 1, not at all at 0."""
     users = jnp.maximum(model.link_use.sum((1, 2)), 1.0)
+    return eqx.tree_at(lambda m: m.link_gb_per_s, model, model.link_gb_per_s * users**relief)
 
-    def loss(variables: Variables, multipliers: Limits, penalty, progress):
+
+def optimise(model: PeriodicModel, *, restarts: int = 4, steps: int = 2000, seed: int = 0,
+             warm_starts: Sequence[WarmStart] = (), settings: Descent | None = None) -> RelaxedSolution:  # fmt: skip
+    """Minimise the relaxed step time from `restarts` starts; warm starts come first and take the place of random
+    ones.
+
+    Warm starts skip the homotopy on the links. Same arguments, same versions: same result. Raises InputError for
+    bad counts or warm starts of another shape.
+    """
+    settings = Descent() if settings is None else settings
+    if restarts < 1 or steps < settings.multiplier_steps:
+        raise InputError(f"restarts {restarts}, steps {steps}: give at least 1 and {settings.multiplier_steps}")
+    if len(warm_starts) > restarts:
+        raise InputError(f"warm_starts: {len(warm_starts)} given; raise restarts ({restarts}) to at least that")
+    starts = [initial_variables(model, jax.random.fold_in(jax.random.key(seed), number)) for number in range(restarts)]
+    for number, warm in enumerate(warm_starts):
+        starts[number] = warm_variables(model, warm, starts[number])
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *starts)
+    eased = jnp.array([number >= len(warm_starts) for number in range(restarts)], model.slot_s.dtype)
+
+    def run(model: PeriodicModel, variables: Variables, eased: Array):
+        def one(variables, eased):
+            ended = _one_restart(model, variables, eased, steps, settings)
+            point = read_point(model, ended.variables)
+            step, limits = run_step(model, demand(model, point.choice, point.state_out), point.timing, settings.bins)
+            return ended, point, step, limits, _fractional_gb(model, point.choice)
+
+        return jax.vmap(one)(variables, eased)
+
+    result, compile_s, run_s = compile_and_run(run, model, stacked, eased)
+    return _solution(model, *result, compile_s, run_s, settings)
+
+
+def _one_restart(model: PeriodicModel, variables: Variables, eased: Array, steps: int, settings: Descent) -> Descended:
+    capacity_gb = jnp.sum(model.capacity_gb)
+
+    def evaluate(variables: Variables, progress: Array) -> tuple[Array, Limits, Array]:
         point = read_point(model, variables)
-        relief = jnp.clip(1 - progress / settings.homotopy_share, 0.0, 1.0)
-        eased = with_link_rate(model, users**relief)
-        step, limits = run_step(eased, demand(eased, point.choice, point.state_out), point.timing, settings.bins)
-        pressure = settings.binary_weight * jnp.clip((progress - 1 + settings.binary_share) / settings.binary_share, 0.0, 1.0)
-        value = objective(model, step)
-        total = value + _penalise(limits, multipliers, weights, penalty) + pressure * _fractional(model, point.choice)
-        return total, (value, limits)
+        relief = eased * jnp.clip(1 - progress / settings.homotopy_share, 0.0, 1.0)
+        pressure = jnp.clip((progress - 1 + settings.binary_share) / settings.binary_share, 0.0, 1.0)
+        relaxed = with_links_eased(model, relief)
+        step, limits = run_step(relaxed, demand(relaxed, point.choice, point.state_out), point.timing, settings.bins)
+        undecided = settings.binary_weight * pressure * _fractional_gb(model, point.choice) / capacity_gb
+        return objective(relaxed, step), limits, undecided
 
-    schedule = optax.cosine_decay_schedule(settings.learning_rate, steps, 0.1)
-    optimiser = optax.adam(schedule)
-    rounds = max(1, steps // settings.multiplier_steps)
+    return descend(model, variables, steps, settings, evaluate)
 
-    def one_round(state, number):
-        variables, adam, multipliers = state
-        penalty = settings.penalty_start * (settings.penalty_end / settings.penalty_start) ** (number / rounds)
 
-        def one_step(state, count):
-            variables, adam = state
-            progress = (number * settings.multiplier_steps + count) / (rounds * settings.multiplier_steps)
-            gradient, (value, limits) = jax.grad(loss, has_aux=True)(variables, multipliers, penalty, progress)
-            update, adam = optimiser.update(gradient, adam)
-            return (optax.apply_updates(variables, update), adam), (value, limits)
-
-        (variables, adam), (values, limits) = jax.lax.scan(one_step, (variables, adam), jnp.arange(settings.multiplier_steps))
-        last = jax.tree.map(lambda x: x[-1], limits)
-        multipliers = jax.tree.map(lambda m, c: jnp.maximum(0.0, m + penalty * c), multipliers, last)
-        return (variables, adam, multipliers), values[-1]
-
-    zero = jax.eval_shape(lambda v: loss(v, None, 1.0, 0.0), variables) if False else None
-    shapes = jax.eval_shape(lambda v: run_step(model, demand(model, read_point(model, v).choice, read_point(model, v).state_out), read_point(model, v).timing, settings.bins)[1], variables)
-    multipliers = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-    state = (variables, optimiser.init(variables), multipliers)
-    (variables, _, multipliers), history = jax.lax.scan(one_round, state, jnp.arange(rounds, dtype=jnp.float32))
-    return variables, multipliers, history
+def _fractional_gb(model: PeriodicModel, choice: Float[Array, "gpu candidate 3"]) -> Float[Array, ""]:
+    """GB that are not decided: size x (1 - sum of squared fractions), 0 where every fraction is 0 or 1."""
+    return jnp.sum(model.size_gb * (1 - jnp.sum(jnp.square(choice), axis=-1)))
 
 
 def initial_variables(model: PeriodicModel, key: Array) -> Variables:
-    """Random start: fractions near a third, evenly spread phases with jitter."""
+    """A random start: fractions near a third each, starts spread evenly over a period with jitter."""
     keys = jax.random.split(key, 6)
-    gpus, slots, count = model.gpus, model.slots, model.size_gb.shape[1]
-    dtype = model.slot_s.dtype
-    spread = jnp.arange(gpus, dtype=dtype) / gpus
+    gpus, slots, count, dtype = model.gpus, model.slots, model.size_gb.shape[1], model.slot_s.dtype
+    spread = jax.random.permutation(keys[5], jnp.arange(1, gpus)) / gpus
     return Variables(
         choice=0.5 * jax.random.normal(keys[0], (gpus, count, 3), dtype),
         state_out=0.5 * jax.random.normal(keys[1], (gpus,), dtype),
         stall=0.3 + 0.1 * jax.random.normal(keys[2], (gpus, slots), dtype),
         out_share=-1.0 + 0.3 * jax.random.normal(keys[3], (gpus, slots), dtype),
         in_share=-1.0 + 0.3 * jax.random.normal(keys[4], (gpus, slots), dtype),
-        phase=spread + 0.1 * jax.random.normal(keys[5], (gpus,), dtype),
+        phase=jnp.concatenate([jnp.zeros(1), spread]).astype(dtype),
     )
+
+
+def warm_variables(model: PeriodicModel, warm: WarmStart, start: Variables) -> Variables:
+    """`start` with the choices and phases of a plan."""
+    decisions, phase = warm
+    if len(decisions) != model.gpus or len(phase) != model.gpus:
+        raise InputError(f"warm start: {len(decisions)} decisions, {len(phase)} phases; give {model.gpus} of each")
+    logits = np.array(start.choice)
+    state = np.array(start.state_out)
+    for g, decision in enumerate(decisions):
+        if len(decision.choice) != model.candidates[g]:
+            raise InputError(f"warm start, GPU {g}: {len(decision.choice)} choices; give {model.candidates[g]}")
+        logits[g, : model.candidates[g]] = WARM_LOGIT * np.eye(3)[np.asarray(decision.choice, np.int64)]
+        on_host = np.asarray(decision.state_out, np.int64) == Rest.ON_HOST
+        state[g] = WARM_LOGIT if on_host.any() else -WARM_LOGIT
+    dtype = model.slot_s.dtype
+    return eqx.tree_at(
+        lambda v: (v.choice, v.state_out, v.phase),
+        start,
+        (jnp.asarray(logits, dtype), jnp.asarray(state, dtype), jnp.asarray(phase, dtype)),
+    )
+
+
+def _solution(model: PeriodicModel, ended: Descended, point: Point, step: Step, limits: Limits, fractional_gb: Array,
+              compile_s: float, run_s: float, settings: Descent) -> RelaxedSolution:  # fmt: skip
+    def largest(values: Array) -> np.ndarray:
+        return np.maximum(np.asarray(values).reshape(values.shape[0], -1).max(axis=1, initial=0.0), 0.0)
+
+    capacity_gb = np.asarray(model.capacity_gb)
+    step_unit_s = model.micro_batches * float(model.unit_s)  # objectives and multipliers are relative to it
+    over = np.maximum(np.asarray(limits.memory), 0.0) * capacity_gb[:, None] * GB
+    lanes = jnp.concatenate([limits.lane_out, limits.lane_in], axis=-1) / model.slots
+    return RelaxedSolution(
+        choice=np.asarray(point.choice),
+        state_out=np.asarray(point.state_out),
+        phase=np.asarray(point.timing.phase),
+        start_share=_start_shares(model, np.asarray(point.timing.phase), np.asarray(point.timing.stall_s), step),
+        step_s=np.asarray(step.step_s),
+        period_s=np.asarray(step.period_s),
+        memory_over_bytes=over.max(axis=(1, 2)),
+        link_over=largest(limits.link),
+        lane_over=largest(lanes),
+        fractional_bytes=np.asarray(fractional_gb) * GB,
+        memory_price_s_per_byte=np.asarray(ended.multipliers.memory) * step_unit_s / (capacity_gb[:, None] * GB),
+        link_price_s=np.asarray(ended.multipliers.link) * step_unit_s,
+        history=np.asarray(ended.history),
+        variables=ended.variables,
+        multipliers=ended.multipliers,
+        compile_s=compile_s,
+        run_s=run_s,
+        settings=settings,
+    )
+
+
+def _start_shares(model: PeriodicModel, phase: np.ndarray, stall_s: np.ndarray, step: Step) -> np.ndarray:
+    """[restart, gpu] how much the first GPU has computed, in micro-batches without stalls, when a GPU starts."""
+    end_s, period_s = np.asarray(step.slot_end_s), np.asarray(step.period_s).max(axis=1)
+    unit_s = float(np.asarray(model.slot_s)[0].sum())
+    shares = np.zeros_like(phase)
+    for restart, row in enumerate(phase):
+        busy_s = np.cumsum(np.diff(end_s[restart, 0], prepend=0.0) - stall_s[restart, 0])
+        for gpu, begun in enumerate(row.tolist()):
+            turns, inside = divmod(begun, 1.0)
+            done_s = np.interp(inside * period_s[restart], np.append(0.0, end_s[restart, 0]), np.append(0.0, busy_s))
+            shares[restart, gpu] = (turns * busy_s[-1] + done_s) / unit_s
+    return shares
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """How the relaxed step time of one restart changes: seconds per extra byte of device memory [gpu], and seconds
+    per extra byte/s of a shared link [link] or of a GPU's own way out and in [gpu, 2]. Negative: more helps. unit
+    in the names.
+    """
+
+    step_s: float
+    capacity_s_per_byte: np.ndarray
+    link_s_per_byte_per_s: np.ndarray
+    lane_s_per_byte_per_s: np.ndarray
+    link_names: tuple[str, ...]
+
+
+def machine_sensitivity(model: PeriodicModel, solution: RelaxedSolution, restart: int | None = None) -> Sensitivity:
+    """Derivatives of the optimised step time by machine parameters: those of the Lagrangian at the solution, its
+    variables and multipliers held fixed (envelope theorem). `restart`: the fastest one by default.
+    """
+    best = int(np.argmin(solution.step_s)) if restart is None else restart
+    variables, multipliers = jax.tree.map(lambda leaf: leaf[best], (solution.variables, solution.multipliers))
+    point = read_point(model, variables)
+
+    def lagrangian(capacity_gb, link_gb_per_s, lane_gb_per_s):
+        changed = eqx.tree_at(
+            lambda m: (m.capacity_gb, m.link_gb_per_s, m.lane_gb_per_s),
+            model,
+            (capacity_gb, link_gb_per_s, lane_gb_per_s),
+        )
+        step, limits = run_step(
+            changed, demand(changed, point.choice, point.state_out), point.timing, solution.settings.bins
+        )
+        held = jax.tree.map(lambda m, c: jnp.sum(m * c), multipliers, limits)
+        return objective(changed, step) + jax.tree.reduce(jnp.add, held)
+
+    gradients = jax.grad(lagrangian, argnums=(0, 1, 2))(model.capacity_gb, model.link_gb_per_s, model.lane_gb_per_s)
+    scale = model.micro_batches * float(model.unit_s) / GB
+    capacity, link, lane = (np.asarray(gradient) * scale for gradient in gradients)
+    return Sensitivity(float(solution.step_s[best]), capacity, link, lane, model.link_names)
