@@ -18,4 +18,6 @@ compile gpt2-medium-a100 --model gpt2-medium --target a100
 compile gpt2-b2-t2048-a100 --model gpt2 --target a100 -o batch=2 -o sequence=2048
 compile gpt2-fp32-a100 --model gpt2 --target a100 -o dtype=float32
 compile gpt2-wide-h100 --model gpt2 --target h100 -o layers=4 -o width=4096 -o heads=32 -o sequence=512
+compile llama-7b-4-layers-a100 --model llama-7b --target a100 -o layers=4 -o batch=2
+compile llama-7b-4-layers-h100 --model llama-7b --target h100 -o layers=4 -o batch=2
 compile mlp-a100 --model mlp --target a100 -o layers=16 -o width=4096 -o batch=16384

@@ -13,12 +13,20 @@ def parameter_count(model):
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(model.params))
 
 
-# Closed form: V d + T d + L (12 d^2 + 13 d) + 2 d; the published figures are 124 M, 355 M, 774 M and 1558 M.
+# GPT-2: V d + T d + L (12 d^2 + 13 d) + 2 d; published as 124 M, 355 M, 774 M and 1558 M.
+# Llama: 2 V d + L (4 d^2 + 3 d h + 2 d) + d; published as 6.7 B and 13.0 B.
 @pytest.mark.parametrize(
     ("name", "count"),
-    [("gpt2", 124439808), ("gpt2-medium", 354823168), ("gpt2-large", 774030080), ("gpt2-xl", 1557611200)],
+    [
+        ("gpt2", 124439808),
+        ("gpt2-medium", 354823168),
+        ("gpt2-large", 774030080),
+        ("gpt2-xl", 1557611200),
+        ("llama-7b", 6738415616),
+        ("llama-13b", 13015864320),
+    ],
 )
-def test_gpt2_has_its_published_number_of_parameters(name, count):
+def test_models_have_their_published_numbers_of_parameters(name, count):
     assert parameter_count(build_model(name)) == count
 
 
@@ -37,8 +45,9 @@ def test_options_replace_sizes():
     assert model.samples == 2
 
 
-def test_loss_of_an_untrained_model_is_the_logarithm_of_the_vocabulary():
-    model = build_model("gpt2", batch=2, layers=1, width=32, heads=2, vocabulary=64, sequence=16, dtype="float32")
+@pytest.mark.parametrize("name", ["gpt2", "llama-7b"])
+def test_loss_of_an_untrained_model_is_the_logarithm_of_the_vocabulary(name):
+    model = build_model(name, batch=2, layers=1, width=32, heads=2, vocabulary=64, sequence=16, dtype="float32")
     params = jax.tree.map(lambda s: jax.numpy.zeros(s.shape, s.dtype), model.params)
     tokens = jax.numpy.zeros(model.batch["tokens"].shape, "int32")
     assert float(model.loss(params, {"tokens": tokens})) == pytest.approx(math.log(64), rel=1e-6)

@@ -1,7 +1,7 @@
 """Networks by name, at real sizes, as shapes and a loss function: what `import_train_step` takes."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import flax.linen as nn
@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import tmojax.jax_setup  # noqa: F401
 from tmojax.errors import InputError
 from tmojax.models.gpt2 import GPT2, GPT2Size, next_token_loss
+from tmojax.models.llama import Llama, LlamaSize
 
 DTYPES = {"bfloat16": jnp.bfloat16, "float16": jnp.float16, "float32": jnp.float32}
 
@@ -47,10 +48,10 @@ class Perceptron(nn.Module):
         return x
 
 
-def _gpt2(name: str, size: GPT2Size, batch: int, dtype: str) -> Model:
+def _transformer(name: str, size: GPT2Size | LlamaSize, batch: int, dtype: str) -> Model:
     if size.width % size.heads:
         raise InputError(f"model.heads: {size.heads} does not divide model.width {size.width}; choose a divisor")
-    module = GPT2(size, DTYPES[dtype])
+    module = GPT2(size, DTYPES[dtype]) if isinstance(size, GPT2Size) else Llama(size, DTYPES[dtype])
     tokens = jax.ShapeDtypeStruct((batch, size.sequence + 1), jnp.int32)
     inputs = jax.ShapeDtypeStruct((batch, size.sequence), jnp.int32)
     params = jax.eval_shape(module.init, jax.random.key(0), inputs)["params"]
@@ -70,20 +71,22 @@ def _mlp(name: str, layers: int, width: int, batch: int, dtype: str) -> Model:
     return Model(name, loss, params, {"x": x, "y": x}, batch, dtype)
 
 
-GPT2_SIZES = {
+TRANSFORMER_SIZES: dict[str, GPT2Size | LlamaSize] = {
     "gpt2": GPT2Size(),
     "gpt2-medium": GPT2Size(layers=24, width=1024, heads=16),
     "gpt2-large": GPT2Size(layers=36, width=1280, heads=20),
     "gpt2-xl": GPT2Size(layers=48, width=1600, heads=25),
+    "llama-7b": LlamaSize(),
+    "llama-13b": LlamaSize(layers=40, width=5120, heads=40, hidden=13824),
 }
 MLP_OPTIONS = {"layers": 4, "width": 1024}
-MODEL_NAMES = (*GPT2_SIZES, "mlp")
+MODEL_NAMES = (*TRANSFORMER_SIZES, "mlp")
 
 
 def model_options(name: str) -> Mapping[str, int]:
     """Options of a named model with their defaults, for configs and messages. Raises InputError for unknown names."""
-    if name in GPT2_SIZES:
-        return {f.name: getattr(GPT2_SIZES[name], f.name) for f in fields(GPT2Size)}
+    if name in TRANSFORMER_SIZES:
+        return asdict(TRANSFORMER_SIZES[name])
     if name == "mlp":
         return MLP_OPTIONS
     raise InputError(f"model: {name!r} is unknown; choose one of {', '.join(MODEL_NAMES)}")
@@ -106,4 +109,4 @@ def build_model(name: str, *, batch: int = 8, dtype: str = "bfloat16", **options
         raise InputError(f"model.dtype: {dtype!r} is unknown; choose one of {', '.join(DTYPES)}")
     if name == "mlp":
         return _mlp(name, **{**known, **options}, batch=batch, dtype=dtype)
-    return _gpt2(name, replace(GPT2_SIZES[name], **options), batch, dtype)
+    return _transformer(name, replace(TRANSFORMER_SIZES[name], **options), batch, dtype)
