@@ -7,13 +7,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
-from tmojax.bounds.bound import BoundReport, bound
+from tmojax.bounds import BoundReport, bound
 from tmojax.check import CheckReport, check
 from tmojax.config import BuiltProblem, FileWorkload, RunConfig, build_problem
 from tmojax.errors import InfeasibleError
 from tmojax.planners.base import Planner, PlanResult, Status, Stopwatch
+from tmojax.planners.fluid import Oblivious
 from tmojax.planners.gradient import Gradient, LocalSearch
 from tmojax.planners.simple import KeepAll, OffloadAll, RecomputeAll, SqrtCheckpointing
 from tmojax.problem import Problem, largest_op_bytes
@@ -29,11 +28,12 @@ from tmojax.report.toml_text import toml_text
 from tmojax.report.trace import write_trace
 from tmojax.report.verdict import headroom_sentence, per_gpu
 from tmojax.report.wording import counted
-from tmojax.simulate import Simulation, prepare, simulate
+from tmojax.simulate import Simulation, simulate
+from tmojax.simulate import jitter as simulate_jitter
 from tmojax.units import format_bytes, format_seconds
 
-# The fastest valid one of these is the baseline: a plan that does not beat it is not worth its trouble.
-SIMPLE = (KeepAll, OffloadAll, RecomputeAll, SqrtCheckpointing)
+# What people have without coordination; the fastest valid one is the baseline that a plan must beat.
+BASELINES = (KeepAll, OffloadAll, RecomputeAll, SqrtCheckpointing, Oblivious)
 # These start from what others found; the coordination headroom is what the others leave.
 SEARCHES = (LocalSearch, Gradient)
 # The nearest capacity that fits is sought to this fraction of the footprint.
@@ -95,7 +95,7 @@ class Session:
         self._plan_all()
         if self.report().best is None:
             with self._folder.phase("nearest capacity"):
-                self._shortfall = find_shortfall(self.problem, self.footprint_bytes, self._simple_planners())
+                self._shortfall = find_shortfall(self.problem, self.footprint_bytes, self._baseline_planners())
 
     def _time_without_limit(self, found: dict) -> None:
         roomy = self.problem.with_device_capacity(2 * max(self.footprint_bytes))
@@ -173,13 +173,13 @@ class Session:
         tables = self._config.document["planners"]
         return next(dict(t) for t, p in zip(tables, self._config.planners, strict=True) if p.name == name)
 
-    def _simple_planners(self) -> tuple[Planner, ...]:
-        return tuple(p for p in self._config.planners if isinstance(p, SIMPLE)) or (RecomputeAll(), OffloadAll())
+    def _baseline_planners(self) -> tuple[Planner, ...]:
+        return tuple(p for p in self._config.planners if isinstance(p, BASELINES)) or (RecomputeAll(), OffloadAll())
 
     def report(self) -> RunReport:
-        """Everything found so far. The fastest simple strategy is marked as the baseline."""
-        simple = {p.name for p in self._config.planners if isinstance(p, SIMPLE)}
-        valid = [o for o in self._outcomes if o.planner in simple and math.isfinite(o.step_s)]
+        """Everything found so far. The fastest of the BASELINES is marked as the baseline."""
+        names = {p.name for p in self._config.planners if isinstance(p, BASELINES)}
+        valid = [o for o in self._outcomes if o.planner in names and math.isfinite(o.step_s)]
         baseline = min(valid, key=lambda outcome: outcome.step_s, default=None)
         return RunReport(
             problem=self.problem,
@@ -259,16 +259,8 @@ def time_under_jitter(problem: Problem, result: PlanResult, config: RunConfig) -
     samples, spread = config.output.jitter_samples, config.output.jitter
     if not samples or not spread or result.schedule is None:
         return None
-    random = np.random.default_rng(config.seed)
-    lists = result.schedule.lists
-    prepared = prepare(problem, result.schedule)
-    times = np.empty(samples)
-    for sample in range(samples):
-        factors = [random.uniform(1 - spread, 1 + spread, len(rows)) for rows in lists]
-        links = random.uniform(1 - spread, 1 + spread, len(problem.machine.links))
-        times[sample] = prepared.run(op_scale=factors, link_scale=links).step_s
-    median_s, p95_s = np.percentile(times, (50, 95))
-    return Jitter(float(median_s), float(p95_s), spread, samples)
+    median_s, p95_s = simulate_jitter(problem, result.schedule, percent=100 * spread, samples=samples, seed=config.seed)
+    return Jitter(median_s, p95_s, spread, samples)
 
 
 def find_shortfall(problem: Problem, footprint_bytes: Sequence[int], planners: Sequence[Planner]) -> Shortfall | None:

@@ -1,6 +1,6 @@
 """A small data-parallel step on GPUs behind one shared host path, and a schedule for it written by hand."""
 
-from tmojax.bounds.bound import bound
+from tmojax.bounds import bound
 from tmojax.check import check
 from tmojax.planners.base import PlanResult, Status
 from tmojax.problem import (

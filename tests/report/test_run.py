@@ -62,7 +62,7 @@ def test_run_writes_the_contract_and_names_its_folder_last(run):
     assert summary["step_s"] >= summary["bound_s"] * (1 - 1e-9) and summary["unlimited_step_s"] > 0
     plan = read_plan(folder / "plans" / "offload-all.json")
     assert plan.problem_hash == summary["problem_hash"] and plan.gap == pytest.approx(summary["gap"])
-    assert plan.settings == {"kind": "offload-all"}
+    assert plan.settings["kind"] == "offload-all"
     assert json.loads((folder / "check.json").read_text())["offload-all"]["valid"]
     phases = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     assert [e["phase"] for e in phases if e["event"] == "phase_start"][:4] == [

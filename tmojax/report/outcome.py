@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tmojax.bounds.bound import BoundReport
+from tmojax.bounds import BoundReport
 from tmojax.check import CheckReport
 from tmojax.planners.base import PlanResult, Status
 from tmojax.problem import Problem
