@@ -1,4 +1,5 @@
-"""The columns and rows of one micro-batch of one class of devices. Bytes in GB, time in ms (docs/bounds.md, section 3).
+"""The columns and rows of one micro-batch of one class of devices. Bytes and time are in `Units` (docs/bounds.md,
+section 3).
 
 Everything is read at *moments*: the starts of selected slots. At slots that are not selected nothing is demanded,
 which only lowers the bound.
@@ -14,8 +15,18 @@ from tmojax.bounds.device_classes import DeviceClass
 from tmojax.bounds.gaps import Gaps, Host
 from tmojax.bounds.highs import INFINITY, LinearModel
 
-GB = 1e9
-MS = 1e-3
+
+@dataclass(frozen=True)
+class Units:
+    """What one unit of a column means: bytes and seconds. Chosen so that columns are neither huge nor below
+    tolerances."""
+
+    size_bytes: float
+    time_s: float
+
+    def rate(self, bytes_per_s: float) -> float:
+        """A rate in units of bytes per unit of time."""
+        return bytes_per_s * self.time_s / self.size_bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,27 +64,33 @@ def choose_moments(gaps: Gaps, capacity_bytes: int, tight: int = 90, exact: int 
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Columns of one block: out, into [J + 1] cumulative GB that have crossed by each moment and by the end of the
-    block; end_ms: its length. moved [I]: column of the moved share of each gap (-1: none); tails count as moved
+    """Columns of one block: out, into [J + 1] cumulative bytes that have crossed by each moment and by the end of the
+    block; end_time: its length. moved [I]: column of the moved share of each gap (-1: none); tails count as moved
     without bytes here.
     """
 
     out: np.ndarray
     into: np.ndarray
-    end_ms: int
+    end_time: int
     moved: np.ndarray
 
 
 def add_block(
-    model: LinearModel, gaps: Gaps, device: DeviceClass, moments: Moments, resting: np.ndarray, longest_ms: float
+    model: LinearModel,
+    gaps: Gaps,
+    device: DeviceClass,
+    moments: Moments,
+    resting: np.ndarray,
+    unit: Units,
+    longest: float,
 ) -> Block:
     """Add one micro-batch; `resting` [S]: columns of the share of every resting tensor that leaves at some time of
     the step.
 
-    `longest_ms`: more than the block can take when the objective is at its minimum.
+    `longest`: more than the block can take when the objective is at its minimum.
     """
     at, count, slots = moments.slots, len(moments.slots), len(gaps.slot_op)
-    size = gaps.size_bytes / GB
+    size = gaps.size_bytes / unit.size_bytes
     first = np.searchsorted(at, gaps.start, side="right")  # moments first .. last - 1 lie inside the gap
     last = np.where(gaps.end >= slots, count + 1, np.searchsorted(at, gaps.end, side="left"))
     available = np.searchsorted(at, gaps.made, side="right")
@@ -100,18 +117,13 @@ def add_block(
     pays = pick & (gaps.host == Host.COPY_OUT)
 
     def running(
-        columns: np.ndarray,
-        index: np.ndarray,
-        where: np.ndarray,
-        choice: np.ndarray,
-        sign: float = 1.0,
-        ending: np.ndarray | None = None,
-    ) -> None:
+        columns: np.ndarray, index: np.ndarray, where: np.ndarray, choice: np.ndarray, ending: np.ndarray | None = None
+    ) -> None:  # fmt: skip
         """columns[j] = sum of size * choice over gaps with index <= j (and, with `ending`, j < ending)."""
         rows = np.flatnonzero(where)
         for j in range(len(columns)):
             plus = rows[index[rows] == j]
-            terms = [(columns[j], -1.0), (choice[plus], sign * size[plus])]
+            terms = [(columns[j], -1.0), (choice[plus], size[plus])]
             if j:
                 terms.append((columns[j - 1], 1.0))
             if ending is not None:
@@ -133,8 +145,8 @@ def add_block(
         model.add_row(0.0, 0.0, (total_columns[count], 1.0), (by[count], -1.0))
 
     overflow = (gaps.touched_bytes + gaps.idle_bytes() + int(gaps.resting_bytes.sum()) + gaps.fixed_resting_bytes
-                - device.capacity_bytes)[at] / GB  # fmt: skip
-    at_rest = (resting, gaps.resting_bytes / GB)
+                - device.capacity_bytes)[at] / unit.size_bytes  # fmt: skip
+    at_rest = (resting, gaps.resting_bytes / unit.size_bytes)
     for j in np.flatnonzero(moments.tight & (overflow > 0)):
         left = ((away_again[j], 1.0), at_rest)
         model.add_row(overflow[j], INFINITY, (away_moved[j], 1.0), *left)
@@ -143,9 +155,9 @@ def add_block(
             _add_exact(model, gaps, int(at[j]), (first <= j) & (j < last), size, moved, again, overflow[j], at_rest,
                        (out[j], free[j], into[j]))  # fmt: skip
 
-    extra = _recompute_time(model, gaps, first, np.minimum(last, count), again, count)
-    end_ms = _add_time(model, gaps, device, at, out, into, extra, longest_ms)
-    return Block(out, into, end_ms, moved)
+    extra = _recompute_time(model, gaps, unit, first, np.minimum(last, count), again, count)
+    end_time = _add_time(model, gaps, device, unit, at, out, into, extra, longest)
+    return Block(out, into, end_time, moved)
 
 
 def _add_exact(model, gaps, slot, around, size, moved, again, overflow, at_rest, crossed) -> None:
@@ -188,17 +200,17 @@ def _add_exact(model, gaps, slot, around, size, moved, again, overflow, at_rest,
     )
 
 
-def _recompute_time(model, gaps, first, last, again, count) -> np.ndarray:
-    """Columns [count + 1]: ms of recomputation done by each moment; runs lie between the gap's first and last
+def _recompute_time(model, gaps, unit, first, last, again, count) -> np.ndarray:
+    """Columns [count + 1]: time of recomputation done by each moment; runs lie between the gap's first and last
     moment."""
     slots = sorted({int(s) for s in gaps.producer[again >= 0]})
-    limit_ms = float(sum(gaps.slot_s[gaps.producer[i]] for i in np.flatnonzero(again >= 0))) / MS
-    done = model.add_columns(count + 1, 0.0, limit_ms)
+    limit = float(sum(gaps.slot_s[gaps.producer[i]] for i in np.flatnonzero(again >= 0))) / unit.time_s
+    done = model.add_columns(count + 1, 0.0, limit)
     least: list[list[tuple[int, float]]] = [[] for _ in range(count + 1)]
     most: list[list[tuple[int, float]]] = [[] for _ in range(count + 1)]
     for slot in slots:
         members = np.flatnonzero((gaps.producer == slot) & (again >= 0))
-        cost_ms = float(gaps.slot_s[slot]) / MS
+        cost = float(gaps.slot_s[slot]) / unit.time_s
         tensors = sorted(set(gaps.tensor[members].tolist()))
         if len(tensors) == 1:
             runs = [(int(again[i]), int(first[i]), int(last[i])) for i in members]
@@ -209,10 +221,10 @@ def _recompute_time(model, gaps, first, last, again, count) -> np.ndarray:
                 model.add_row(0.0, INFINITY, (column, 1.0), (again[members[gaps.tensor[members] == tensor]], -1.0))
             runs = [(column, int(first[members].min()), int(last[members].max()))]
         for column, begin, end in runs:
-            most[begin].append((column, cost_ms))
-            least[end].append((column, cost_ms))
-    could = model.add_columns(count + 1, 0.0, limit_ms)
-    must = model.add_columns(count + 1, 0.0, limit_ms)
+            most[begin].append((column, cost))
+            least[end].append((column, cost))
+    could = model.add_columns(count + 1, 0.0, limit)
+    must = model.add_columns(count + 1, 0.0, limit)
     for columns, parts, sense in ((could, most, 1), (must, least, -1)):
         for j in range(count + 1):
             before = [(columns[j - 1], 1.0)] if j else []
@@ -224,12 +236,12 @@ def _recompute_time(model, gaps, first, last, again, count) -> np.ndarray:
     return done
 
 
-def _add_time(model, gaps, device, at, out, into, done, longest_ms) -> int:
-    """Start of each moment and the end of the block, in ms from the block's start; returns the column of the end."""
+def _add_time(model, gaps, device, unit, at, out, into, done, longest) -> int:
+    """Start of each moment and the end of the block, from the block's start; returns the column of the end."""
     count = len(at)
-    starts = np.concatenate([[0.0], np.cumsum(gaps.slot_s)]) / MS
+    starts = np.concatenate([[0.0], np.cumsum(gaps.slot_s)]) / unit.time_s
     instant = np.concatenate([starts[at], starts[-1:]])
-    time = model.add_columns(count + 1, 0.0, longest_ms)
+    time = model.add_columns(count + 1, 0.0, longest)
     rates = (
         (device.out_bytes_per_s, (out,)),
         (device.in_bytes_per_s, (into,)),
@@ -243,10 +255,10 @@ def _add_time(model, gaps, device, at, out, into, done, longest_ms) -> int:
         for rate, flows in rates:
             if rate == float("inf"):
                 continue
-            per_ms = rate * MS / GB
-            terms: list[tuple] = [(time[j], per_ms)]
+            rate_in_units = unit.rate(rate)
+            terms: list[tuple] = [(time[j], rate_in_units)]
             if j:
-                terms.append((time[j - 1], -per_ms))
+                terms.append((time[j - 1], -rate_in_units))
             for flow in flows:
                 terms.append((flow[j], -1.0))
                 if j:

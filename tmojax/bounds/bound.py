@@ -13,7 +13,7 @@ from tmojax.bounds.highs import Answer, SolverStatus, solver_version
 from tmojax.bounds.step_lp import StepLp
 from tmojax.problem import Action, MemoryKind, Problem
 
-WINDOW_ROUNDS = 6  # after which the windows that are still violated hardly raise the bound
+WINDOW_ROUNDS = 10  # after which the windows that are still violated hardly raise the bound
 
 
 class BoundStatus(StrEnum):
@@ -102,7 +102,7 @@ def bound(problem: Problem, *, order: str = "default", time_limit_s: float = 20.
             return _report(parts, infinite, micro_batches, BoundStatus.INFEASIBLE, why, begin, details, infinite)
         if answer.status is not SolverStatus.OPTIMAL:
             status, message = BoundStatus.TIME_LIMIT, f"part '{name}': {answer.status}; its multipliers prove the value"
-        value_s = max(answer.bound * 1e-3, 0.0)
+        value_s = max(answer.bound * program.unit.time_s, 0.0)
         if name == "bytes":
             repeated_s = max(value_s, _steady_compute_s(problem))
         parts.append(

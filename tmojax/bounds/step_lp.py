@@ -1,7 +1,7 @@
 """The linear program of a whole step: blocks of micro-batches, state that moves once a step, links, and windows of
 time.
 
-Minimise the step time in ms. Without a barrier the rows hold for repeated steps too; `add_barrier` adds what only a
+Minimise the step time. Without a barrier the rows hold for repeated steps too; `add_barrier` adds what only a
 step that starts and ends with a barrier must obey.
 """
 
@@ -11,26 +11,27 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tmojax.bounds.block import GB, MS, Block, Moments, add_block, choose_moments
+from tmojax.bounds.block import Block, Moments, Units, add_block, choose_moments
 from tmojax.bounds.critical_path import CriticalPath, critical_path
 from tmojax.bounds.device_classes import DeviceClass, device_classes, shared_links
 from tmojax.bounds.gaps import Gaps, Host, find_gaps
 from tmojax.bounds.highs import INFINITY, Answer, LinearModel
 from tmojax.problem import Problem
+from tmojax.units import format_bytes
 
 
 @dataclass(frozen=True, eq=False)
 class _Class:
-    """One class of devices. blocks: (how many micro-batches, columns); out_gb, in_gb: columns of all bytes of a step
-    in GB, one per way of `spec.out_links` (`in_links`)."""
+    """One class of devices. blocks: (how many micro-batches, columns); moved_out, moved_in: columns of all bytes of a
+    step, one per way of `spec.out_links` (`in_links`)."""
 
     spec: DeviceClass
     gaps: Gaps
     moments: Moments
     path: CriticalPath
     blocks: tuple[tuple[int, Block], ...]
-    out_gb: np.ndarray
-    in_gb: np.ndarray
+    moved_out: np.ndarray
+    moved_in: np.ndarray
 
     @property
     def members(self) -> int:
@@ -43,13 +44,14 @@ class StepLp:
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._model = LinearModel()
-        self._rows: dict[
-            int, tuple[str, float]
-        ] = {}  # rows that limit the step: what they are called, coefficient of the step
+        # Rows that limit the step: what they are called, and the coefficient of the step.
+        self._rows: dict[int, tuple[str, float]] = {}
         self._micro_batches = problem.workload.micro_batches
         specs = device_classes(problem)
-        self._longest_ms = self._upper_limit_ms(specs)
-        self._step = int(self._model.add_columns(1, 0.0, self._longest_ms, cost=1.0)[0])
+        compute_s = max(critical_path(problem, spec.devices[0]).total_s for spec in specs) / self._micro_batches
+        self.unit = Units(max(spec.capacity_bytes for spec in specs) / 10, max(compute_s, 1e-12) / 100)
+        self._longest = self._upper_limit(specs)
+        self._step = int(self._model.add_columns(1, 0.0, self._longest, cost=1.0)[0])
         self._classes = [self._add_class(spec) for spec in specs]
         self._add_links()
 
@@ -60,10 +62,10 @@ class StepLp:
     def solve(self, time_limit_s: float, threads: int) -> Answer:
         return self._model.solve(time_limit_s=time_limit_s, threads=threads)
 
-    def _upper_limit_ms(self, specs: list[DeviceClass]) -> float:
+    def _upper_limit(self, specs: list[DeviceClass]) -> float:
         """A time that the minimum cannot exceed: everything computed a few times over and everything copied one by
         one."""
-        total_s = 1e-3
+        total_s = self.unit.time_s
         for spec in specs:
             gaps = find_gaps(self._problem, spec.devices[0])
             rate = min((r for r in (spec.out_bytes_per_s, spec.in_bytes_per_s) if r > 0), default=1.0)
@@ -80,7 +82,7 @@ class StepLp:
             for collective in self._problem.workload.collectives
             for link, load in self._problem.machine.collective_loads(collective.kind, collective.devices).items()
         )
-        return 2.0 * (total_s + loads) / MS
+        return 2.0 * (total_s + loads) / self.unit.time_s
 
     def _add_class(self, spec: DeviceClass) -> _Class:
         model, count = self._model, self._micro_batches
@@ -90,30 +92,33 @@ class StepLp:
         resting = model.add_columns(len(gaps.resting_bytes))
         # The first and the last micro-batch have their own decisions, because windows of time begin and end in them.
         repeats = [1] if count == 1 else [1, 1] if count == 2 else [1, count - 2, 1]
-        blocks = tuple((n, add_block(model, gaps, spec, moments, resting, self._longest_ms)) for n in repeats)
-        out_terms, in_terms, fixed_in_gb = self._step_bytes(gaps, blocks, resting)
-        out_gb = model.add_columns(max(len(spec.out_links), 1), 0.0, 1e9)
-        in_gb = model.add_columns(max(len(spec.in_links), 1), 0.0, 1e9)
-        model.add_row(0.0, 0.0, (out_gb, 1.0), *((c, -np.asarray(v)) for c, v in out_terms))
-        model.add_row(fixed_in_gb, fixed_in_gb, (in_gb, 1.0), *((c, -np.asarray(v)) for c, v in in_terms))
+        blocks = tuple((n, add_block(model, gaps, spec, moments, resting, self.unit, self._longest)) for n in repeats)
+        out_terms, in_terms, fixed_in = self._step_bytes(gaps, blocks, resting)
+        # No more than what everything moving all the time would take.
+        most = 4.0 * (count * (float(gaps.size_bytes.sum()) + gaps.input_bytes) + float(gaps.resting_bytes.sum())
+                      + gaps.step_input_bytes) / self.unit.size_bytes  # fmt: skip
+        moved_out = model.add_columns(max(len(spec.out_links), 1), 0.0, most)
+        moved_in = model.add_columns(max(len(spec.in_links), 1), 0.0, most)
+        model.add_row(0.0, 0.0, (moved_out, 1.0), *((c, -np.asarray(v)) for c, v in out_terms))
+        model.add_row(fixed_in, fixed_in, (moved_in, 1.0), *((c, -np.asarray(v)) for c, v in in_terms))
         name = self._problem.machine.devices[spec.devices[0]].name
         for label, rate, columns in (
-            ("out", spec.out_bytes_per_s, (out_gb,)), ("in", spec.in_bytes_per_s, (in_gb,)),
-            ("both ways", spec.joint_bytes_per_s, (out_gb, in_gb)),
+            ("out", spec.out_bytes_per_s, (moved_out,)), ("in", spec.in_bytes_per_s, (moved_in,)),
+            ("both ways", spec.joint_bytes_per_s, (moved_out, moved_in)),
         ):  # fmt: skip
             if rate < float("inf"):
-                self._add_named(f"bytes of {name} {label}", rate * MS / GB, 0.0, [(c, -1.0) for c in columns])
-        spans = [(block.end_ms, -float(n)) for n, block in blocks]
-        self._add_named(f"compute, recomputation and stalls of {name}", 1.0, path.update_s / MS, spans)
-        return _Class(spec, gaps, moments, path, blocks, out_gb, in_gb)
+                self._add_named(f"bytes of {name} {label}", self.unit.rate(rate), 0.0, [(c, -1.0) for c in columns])
+        spans = [(block.end_time, -float(n)) for n, block in blocks]
+        self._add_named(f"compute, recomputation and stalls of {name}", 1.0, path.update_s / self.unit.time_s, spans)
+        return _Class(spec, gaps, moments, path, blocks, moved_out, moved_in)
 
     def _step_bytes(self, gaps: Gaps, blocks, resting):
-        """Terms of the GB that one device moves out and in per step, and what it moves in whatever is decided."""
+        """Terms of the bytes that one device moves out and in per step, and what it moves in whatever is decided."""
         model = self._model
-        size = gaps.size_bytes / GB
-        rest_gb = gaps.resting_bytes / GB
-        out_terms = [(resting[gaps.resting_dirty], rest_gb[gaps.resting_dirty])]
-        in_terms = [(resting, rest_gb)]
+        size = gaps.size_bytes / self.unit.size_bytes
+        rest = gaps.resting_bytes / self.unit.size_bytes
+        out_terms = [(resting[gaps.resting_dirty], rest[gaps.resting_dirty])]
+        in_terms = [(resting, rest)]
         for repeat, block in blocks:
             out_terms.append((block.out[-1:], np.array([repeat])))
             in_terms.append((block.into[-1:], np.array([repeat])))
@@ -126,13 +131,13 @@ class StepLp:
             used = [(n, b, i) for n, b in blocks for i in own if b.moved[i] >= 0]
             if not used:
                 continue
-            gb = size[own[0]]
+            one = size[own[0]]
             once = [(b.moved[i], n) for n, b, i in used if gaps.host[i] == Host.PER_STEP]
             if once:
                 column = int(model.add_columns(1)[0])
                 for moved, _ in once:
                     model.add_row(0.0, INFINITY, (column, 1.0), (moved, -1.0))
-                out_terms.append((np.array([column]), np.array([gb])))
+                out_terms.append((np.array([column]), np.array([one])))
             tails = [(b.moved[i], n) for n, b, i in used if gaps.end[i] >= len(gaps.slot_op)]
             heads = [(b.moved[i], n) for n, b, i in used if gaps.start[i] < 0]
             if tails:
@@ -141,22 +146,22 @@ class StepLp:
                 excess = int(model.add_columns(1, 0.0, float(self._micro_batches))[0])
                 model.add_row(0.0, INFINITY, (excess, 1.0), *((c, -float(n)) for c, n in tails),
                               *((c, float(n)) for c, n in heads))  # fmt: skip
-                in_terms.append((np.array([excess]), np.array([gb])))
+                in_terms.append((np.array([excess]), np.array([one])))
                 if any(gaps.host[i] == Host.PER_MICRO_BATCH for i in own):
-                    out_terms.append((np.array([excess]), np.array([gb])))
-        fixed_in_gb = (self._micro_batches * gaps.input_bytes + gaps.step_input_bytes) / GB
-        return out_terms, in_terms, fixed_in_gb
+                    out_terms.append((np.array([excess]), np.array([one])))
+        fixed_in = (self._micro_batches * gaps.input_bytes + gaps.step_input_bytes) / self.unit.size_bytes
+        return out_terms, in_terms, fixed_in
 
     def _flow(self, link: int, member: _Class) -> list[tuple[np.ndarray, float]]:
-        """Terms: GB of a step that all devices of a class together send over a shared link."""
+        """Terms: bytes of a step that all devices of a class together send over a shared link."""
         terms = []
-        for columns, ways in ((member.out_gb, member.spec.out_links), (member.in_gb, member.spec.in_links)):
+        for columns, ways in ((member.moved_out, member.spec.out_links), (member.moved_in, member.spec.in_links)):
             for column, way in zip(columns, ways, strict=False):
                 if link in way:
                     terms.append((column, float(member.members)))
         return terms
 
-    def _collective_gb(self, link: int) -> float:
+    def _collective_bytes(self, link: int) -> float:
         workload, machine = self._problem.workload, self._problem.machine
         total = 0.0
         for collective in workload.collectives:
@@ -169,26 +174,28 @@ class StepLp:
                 * collective.size_bytes
                 * machine.collective_loads(collective.kind, collective.devices).get(link, 0.0)
             )
-        return total / GB
+        return total / self.unit.size_bytes
 
     def _add_links(self) -> None:
         for link in sorted(shared_links(self._problem)):
             terms = [term for member in self._classes for term in self._flow(link, member)]
             spec = self._problem.machine.links[link]
-            per_ms = spec.bandwidth_bytes_per_s * MS / GB
+            rate = self.unit.rate(spec.bandwidth_bytes_per_s)
             self._add_named(
-                f"all bytes over link {spec.name}", per_ms, self._collective_gb(link), [(c, -v) for c, v in terms]
+                f"all bytes over link {spec.name}", rate, self._collective_bytes(link), [(c, -v) for c, v in terms]
             )
 
     def add_barrier(self) -> None:
         """Add the rows of a step that a barrier ends which the end of every device makes; see `add_windows` for the
         others."""
         for member in self._classes:
-            spans = [(block.end_ms, -float(n)) for n, block in member.blocks]
+            spans = [(block.end_time, -float(n)) for n, block in member.blocks]
             name = self._problem.machine.devices[member.spec.devices[0]].name
-            self._add_named(f"compute and collectives of {name}", 1.0, member.path.after_last_s / MS, spans)
+            self._add_named(
+                f"compute and collectives of {name}", 1.0, member.path.after_last_s / self.unit.time_s, spans
+            )
 
-    def add_windows(self, answer: Answer, most: int = 6) -> int:
+    def add_windows(self, answer: Answer, most: int = 24) -> int:
         """Add, for every shared link, the `most` windows of time that the values of `answer` violate most; their
         number.
 
@@ -210,7 +217,7 @@ class StepLp:
 
     def _add_windows(self, link: int, sides: list[tuple[_Class, bool, bool]], answer: Answer, most: int) -> int:
         spec = self._problem.machine.links[link]
-        per_ms = spec.bandwidth_bytes_per_s * MS / GB
+        rate = self.unit.rate(spec.bandwidth_bytes_per_s)
         heads = np.unique(np.concatenate([self._before(*side) for side in sides]))
         rests = np.unique(np.concatenate([self._after(side[0]) for side in sides]))
         crossing = np.zeros((len(heads), len(rests)))
@@ -240,7 +247,7 @@ class StepLp:
                 )
                 part = last[end][None, :] - np.where(begin >= 0, first[begin], 0.0)[:, None] + whole
                 crossing += np.where(fits, member.members * part, 0.0)
-        value = np.where(any_fits, (heads[:, None] + rests[None, :]) / MS + crossing / per_ms, 0.0)
+        value = np.where(any_fits, (heads[:, None] + rests[None, :]) / self.unit.time_s + crossing / rate, 0.0)
         limit = answer.values[self._step] * (1 + 1e-6)
         # Neighbouring windows say nearly the same: take the best start for every end, and of these the best in each
         # stretch.
@@ -260,7 +267,7 @@ class StepLp:
                     if wanted and fits[i, j]:
                         terms += _crossed(member.blocks, column, int(begin[i]), int(end[j]), -float(member.members))
             label = f"link {spec.name} from {heads[i]:.4f} s after the start to {rests[j]:.4f} s before the end"
-            self._add_named(label, per_ms, float(heads[i] + rests[j]) / MS * per_ms, terms)
+            self._add_named(label, rate, float(heads[i] + rests[j]) / self.unit.time_s * rate, terms)
             added += 1
         return added
 
@@ -303,9 +310,11 @@ class StepLp:
             return "no solution was reached; the value comes from the multipliers"
         sentences = []
         for member in self._classes:
-            out_gb, in_gb = (float(answer.values[c].sum()) for c in (member.out_gb, member.in_gb))
+            moved_out, moved_in = (
+                float(answer.values[c].sum()) * self.unit.size_bytes for c in (member.moved_out, member.moved_in)
+            )
             name = self._problem.machine.devices[member.spec.devices[0]].name
-            sentences.append(f"{name}: {out_gb:.3f} GB out and {in_gb:.3f} GB in per step")
+            sentences.append(f"{name}: {format_bytes(moved_out)} out and {format_bytes(moved_in)} in per step")
         return "; ".join(sentences)
 
     def why_infeasible(self) -> str:
@@ -322,7 +331,7 @@ class StepLp:
 
 
 def _crossed(blocks, which: str, begin: int, end: int, scale: float) -> list[tuple[int, float]]:
-    """Terms of the GB that cross between moment `begin` of the first block (-1: its start) and moment `end` of the
+    """Terms of the bytes that cross between moment `begin` of the first block (-1: its start) and moment `end` of the
     last."""
     first, last = getattr(blocks[0][1], which), getattr(blocks[-1][1], which)
     terms = [(int(last[end]), scale)]

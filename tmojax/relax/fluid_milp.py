@@ -20,9 +20,6 @@ from tmojax.bounds.highs import INFINITY, LinearModel, SolverStatus, solver_vers
 from tmojax.problem.step_view import StepView
 from tmojax.relax.decisions import Choice, DeviceDecision
 
-GB = 1e9
-MS = 1e-3
-
 
 @dataclass(frozen=True)
 class PathRates:
@@ -101,12 +98,13 @@ def solve_fluid(
         shares[0, built.fixed] = 1.0
         inside = built.group >= 0
         state_out[inside] = answer.values[built.leaves[built.group[inside]]]
-        period_s = float(answer.values[built.period]) * MS
+        period_s = float(answer.values[built.period]) * built.unit_s
         choice = shares.argmax(axis=0).astype(np.int8)  # rows are in the order of `Choice`
         choice[~view.needed & (shares.max(axis=0) < 0.5)] = Choice.RECOMPUTE
         decision = DeviceDecision(choice, state_out > 0.5)
     return FluidSolution(
-        decision, shares[1], shares[2], shares[0], state_out, answer.objective * MS, answer.bound * MS, period_s,
+        decision, shares[1], shares[2], shares[0], state_out,
+        answer.objective * built.unit_s, answer.bound * built.unit_s, period_s,
         answer.status, answer.gap, answer.solve_s, build_s, answer.rows, answer.columns, solver_version(), threads,
         len(built.first), int(built.fixed.sum()), len(built.leaves),
     )  # fmt: skip
@@ -120,7 +118,10 @@ class _Fluid:
         max_steps: int, small_share: float,
     ) -> None:  # fmt: skip
         self.view, self.model = view, LinearModel()
-        self.gb = view.size_bytes / GB
+        # Units in which columns are neither huge nor below the solver's tolerances.
+        self.unit_bytes = capacity_bytes / 10
+        self.unit_s = max(float(view.slot_s.sum()), 1e-12) / 100
+        self.size = view.size_bytes / self.unit_bytes
         count = len(view.tensor)
         self.fixed = self._small(capacity_bytes, small_share)
         self.first = self._fluid_steps(capacity_bytes, max_steps)
@@ -134,11 +135,24 @@ class _Fluid:
         self.keep, self.move, self.rerun = (np.full(count, -1) for _ in range(3))
         for columns, where in ((self.keep, useful & ~self.fixed), (self.move, moves & useful), (self.rerun, reruns)):
             columns[where] = self.model.add_columns(int(where.sum()), integer=True)
-        self.group, self.group_gb = self._state_groups(allow_offload)
-        self.leaves = self.model.add_columns(len(self.group_gb), integer=True)
+        self.longest = self._longest(rates)
+        self.group, self.group_size = self._state_groups(allow_offload)
+        self.leaves = self.model.add_columns(len(self.group_size), integer=True)
         self._add_choices()
-        self.done_ms = self._add_recompute_time()
+        self.done = self._add_recompute_time()
         self._add_flows(capacity_bytes, rates)
+
+    def rate(self, bytes_per_s: float) -> float:
+        """A rate in units of bytes per unit of time."""
+        return bytes_per_s * self.unit_s / self.unit_bytes
+
+    def _longest(self, rates: PathRates) -> float:
+        """More than any column of time needs: everything computed twice and copied one by one, in units of time."""
+        view = self.view
+        slowest = min(rates.out_bytes_per_s, rates.in_bytes_per_s, rates.joint_bytes_per_s)
+        copies_s = 4.0 * float(view.size_bytes.sum() + view.state_bytes.sum()) / slowest
+        compute_s = 2.0 * float(view.slot_s.sum() + view.recompute_s.sum() + view.step_s.sum())
+        return 100.0 * (compute_s + copies_s) / self.unit_s
 
     def _small(self, capacity_bytes: int, small_share: float) -> np.ndarray:
         size = self.view.size_bytes
@@ -164,7 +178,7 @@ class _Fluid:
         return np.unique(np.concatenate([[0], np.flatnonzero(np.diff(step)) + 1]))
 
     def _state_groups(self, allow_offload: bool, most: int = 24) -> tuple[np.ndarray, np.ndarray]:
-        """(group [S], GB per group): resting state in order, in groups of about equal bytes."""
+        """(group [S], bytes per group): resting state in order, in groups of about equal bytes."""
         view = self.view
         group = np.full(len(view.state_tensor), -1)
         resting = np.flatnonzero(view.state_resting & allow_offload)
@@ -175,7 +189,7 @@ class _Fluid:
         number = np.minimum((middle / max(size.sum(), 1.0) * most).astype(int), most - 1)
         _, number = np.unique(number, return_inverse=True)
         group[resting] = number
-        return group, np.bincount(number, weights=size) / GB
+        return group, np.bincount(number, weights=size) / self.unit_bytes
 
     def _terms(self, index: int, value: float = 1.0, kinds: str = "kmr") -> list[tuple[int, float]]:
         by_kind = {"k": self.keep, "m": self.move, "r": self.rerun}
@@ -195,11 +209,11 @@ class _Fluid:
                         self.model.add_row(0.0, INFINITY, *self._terms(source), (self.rerun[i], -1.0))
 
     def _add_recompute_time(self) -> np.ndarray:
-        """Columns [J]: ms of recomputation in each fluid step. An op with several outputs runs again once for all of
+        """Columns [J]: time of recomputation in each fluid step. An op with several outputs runs again once for all of
         them."""
         view, model = self.view, self.model
         again = np.flatnonzero(self.rerun >= 0)
-        done = model.add_columns(len(self.first), 0.0, 1e7)
+        done = model.add_columns(len(self.first), 0.0, self.longest)
         by_step: list[list[tuple[int, float]]] = [[] for _ in self.first]
         for slot in np.unique(view.producer_slot[again]):
             members = again[view.producer_slot[again] == slot]
@@ -210,7 +224,7 @@ class _Fluid:
                 column = int(model.add_columns(1)[0])
                 for i in members:
                     model.add_row(0.0, INFINITY, (column, 1.0), (self.rerun[i], -1.0))
-            by_step[step].append((int(column), float(view.recompute_s[earliest]) / MS))
+            by_step[step].append((int(column), float(view.recompute_s[earliest]) / self.unit_s))
         for step, terms in enumerate(by_step):
             model.add_row(0.0, 0.0, (done[step], -1.0), *terms)
         return done
@@ -239,12 +253,12 @@ class _Fluid:
         return spans
 
     def _add_flows(self, capacity_bytes: int, rates: PathRates) -> None:
-        model, first, gb = self.model, self.first, self.gb
+        model, first, size = self.model, self.first, self.size
         steps, begin, stop = len(first), self.begin, self.stop
-        total = float(gb[self.move >= 0].sum())
-        out = model.add_columns(steps + 1, 0.0, total)  # GB that have crossed by the start of each step
+        total = float(size[self.move >= 0].sum())
+        out = model.add_columns(steps + 1, 0.0, total)  # bytes that have crossed by the start of each step
         into = model.add_columns(steps + 1, 0.0, total)
-        stay = model.add_columns(steps, 0.0, float(gb.sum()))  # candidates in memory whatever the copies do
+        stay = model.add_columns(steps, 0.0, float(size.sum()))  # candidates in memory whatever the copies do
         leaving = model.add_columns(
             steps, 0.0, total
         )  # candidates to move that have become idle and are not wanted yet
@@ -256,22 +270,22 @@ class _Fluid:
             previous = [(stay[j - 1], 1.0)] if j else []
             model.add_row(
                 0.0, 0.0, (stay[j], -1.0), *previous,
-                *(t for i in idle_now if stop[i] > j for t in self._terms(i, gb[i], "km")),
-                *(t for i in over_now for t in self._terms(i, -gb[i], "km")),
+                *(t for i in idle_now if stop[i] > j for t in self._terms(i, size[i], "km")),
+                *(t for i in over_now for t in self._terms(i, -size[i], "km")),
             )  # fmt: skip
             previous = [(leaving[j - 1], 1.0)] if j else []
             model.add_row(
-                0.0, 0.0, (leaving[j], -1.0), *previous, *(t for i in idle_now for t in self._terms(i, gb[i], "m"))
+                0.0, 0.0, (leaving[j], -1.0), *previous, *(t for i in idle_now for t in self._terms(i, size[i], "m"))
             )
             model.add_row(-INFINITY, 0.0, (out[j + 1], 1.0), (leaving[j], -1.0))
         must = model.add_columns(steps, 0.0, total)
         for j in range(steps):
             previous = [(must[j - 1], 1.0)] if j else []
             due = [i for i in moving if stop[i] == j]
-            model.add_row(0.0, 0.0, (must[j], -1.0), *previous, *(t for i in due for t in self._terms(i, gb[i], "m")))
+            model.add_row(0.0, 0.0, (must[j], -1.0), *previous, *(t for i in due for t in self._terms(i, size[i], "m")))
             model.add_row(0.0, INFINITY, (into[j], 1.0), (must[j], -1.0))
             model.add_row(0.0, INFINITY, (out[j], 1.0), (into[j + 1], -1.0))
-        everything = [(int(self.move[i]), -gb[i]) for i in moving]
+        everything = [(int(self.move[i]), -size[i]) for i in moving]
         model.add_row(0.0, 0.0, (out[steps], 1.0), *everything)
         model.add_row(0.0, 0.0, (into[steps], 1.0), *everything)
         self._add_memory(capacity_bytes, out, into, stay)
@@ -280,7 +294,7 @@ class _Fluid:
     def _add_memory(self, capacity_bytes: int, out: np.ndarray, into: np.ndarray, stay: np.ndarray) -> None:
         """Worst slot of a step + candidates that stay - what is out and not back. Partly idle candidates count as
         present."""
-        view, model, gb, begin, stop, end = self.view, self.model, self.gb, self.begin, self.stop, self.end
+        view, model, size, begin, stop, end = self.view, self.model, self.size, self.begin, self.stop, self.end
         partly = np.zeros(len(view.slot_s) + 1)  # base_bytes has every needed candidate away while idle
         for i in np.flatnonzero(view.needed):
             spans = [(view.idle_from[i] + 1, view.idle_to[i])]
@@ -289,9 +303,9 @@ class _Fluid:
                 spans = [(spans[0][0], inside[0]), (inside[1], spans[0][1])]
             for low, high in spans:
                 if high > low:
-                    partly[low] += gb[i]
-                    partly[high] -= gb[i]
-        profile = view.base_bytes / GB + np.cumsum(partly)[:-1]
+                    partly[low] += size[i]
+                    partly[high] -= size[i]
+        profile = view.base_bytes / self.unit_bytes + np.cumsum(partly)[:-1]
         worst = np.array([profile[a:b].max() for a, b in zip(self.first, end, strict=True)])
         early: list[list[tuple[int, float]]] = [[] for _ in self.first]
         for column, i, low, high in self._early():
@@ -299,18 +313,20 @@ class _Fluid:
                 int(np.searchsorted(end, low, side="right")), int(np.searchsorted(self.first, high, side="left"))
             ):
                 if begin[i] <= j < stop[i]:
-                    early[j].append((column, float(gb[i])))
-        resting = [(int(c), -gb_) for c, gb_ in zip(self.leaves, self.group_gb, strict=True)]
+                    early[j].append((column, float(size[i])))
+        resting = [(int(c), -one) for c, one in zip(self.leaves, self.group_size, strict=True)]
         # Bytes that are out count from the start of the step; those that come in during it are there already. What
         # has come back for good is in the profile again, and has crossed out and in: it cancels.
         for j in range(len(self.first)):
-            model.add_row(-INFINITY, capacity_bytes / GB - worst[j], (stay[j], 1.0), (out[j], -1.0), (into[j + 1], 1.0),
-                          *early[j], *resting)  # fmt: skip
+            model.add_row(
+                -INFINITY, capacity_bytes / self.unit_bytes - worst[j],
+                (stay[j], 1.0), (out[j], -1.0), (into[j + 1], 1.0), *early[j], *resting,
+            )  # fmt: skip
 
     def _add_time(self, rates: PathRates, out: np.ndarray, into: np.ndarray) -> None:
         view, model = self.view, self.model
-        length = np.array([view.slot_s[a:b].sum() for a, b in zip(self.first, self.end, strict=True)]) / MS
-        stall = model.add_columns(len(length), 0.0, 1e7)
+        length = np.array([view.slot_s[a:b].sum() for a, b in zip(self.first, self.end, strict=True)]) / self.unit_s
+        stall = model.add_columns(len(length), 0.0, self.longest)
         flows = (
             (rates.out_bytes_per_s, (out,)),
             (rates.in_bytes_per_s, (into,)),
@@ -319,31 +335,33 @@ class _Fluid:
         for j in range(len(length)):
             for rate, columns in flows:
                 if rate < float("inf"):
-                    per_ms = rate * MS / GB
+                    per_unit = self.rate(rate)
                     terms = [t for c in columns for t in ((c[j + 1], -1.0), (c[j], 1.0))]
-                    model.add_row(-per_ms * length[j], INFINITY, (stall[j], per_ms), (self.done_ms[j], per_ms), *terms)
-        self.period = int(model.add_columns(1, 0.0, 1e8, cost=float(view.micro_batches))[0])
-        model.add_row(float(length.sum()), INFINITY, (self.period, 1.0), (stall, -1.0), (self.done_ms, -1.0))
-        self.update = int(model.add_columns(1, float(view.step_s.sum()) / MS, 1e8, cost=1.0)[0])
+                    model.add_row(
+                        -per_unit * length[j], INFINITY, (stall[j], per_unit), (self.done[j], per_unit), *terms
+                    )
+        self.period = int(model.add_columns(1, 0.0, self.longest, cost=float(view.micro_batches))[0])
+        model.add_row(float(length.sum()), INFINITY, (self.period, 1.0), (stall, -1.0), (self.done, -1.0))
+        self.update = int(model.add_columns(1, float(view.step_s.sum()) / self.unit_s, self.longest, cost=1.0)[0])
         self.moved = (int(out[-1]), int(into[-1]))
-        state = [(int(c), -float(g)) for c, g in zip(self.leaves, self.group_gb, strict=True)]
+        state = [(int(c), -float(g)) for c, g in zip(self.leaves, self.group_size, strict=True)]
         # Resting state that left comes in for the update section and leaves after it; each direction may overlap the
         # ops.
         for rate, times in ((rates.out_bytes_per_s, 1.0), (rates.in_bytes_per_s, 1.0), (rates.joint_bytes_per_s, 2.0)):
             if rate < float("inf") and state:
-                model.add_row(0.0, INFINITY, (self.update, rate * MS / GB), *((c, times * v) for c, v in state))
+                model.add_row(0.0, INFINITY, (self.update, self.rate(rate)), *((c, times * v) for c, v in state))
 
     def add_budget(self, budget: PathRates | None, taken_bytes: float) -> None:
         """All bytes of a step in a direction are limited by a rate times the step time."""
         if budget is None:
             return
         count = float(self.view.micro_batches)
-        state = [(int(c), -float(g)) for c, g in zip(self.leaves, self.group_gb, strict=True)]
+        state = [(int(c), -float(g)) for c, g in zip(self.leaves, self.group_size, strict=True)]
         for rate, columns in ((budget.out_bytes_per_s, self.moved[:1]), (budget.in_bytes_per_s, self.moved[1:]),
                               (budget.joint_bytes_per_s, self.moved)):  # fmt: skip
             if rate < float("inf"):
-                per_ms = rate * MS / GB
+                per_unit = self.rate(rate)
                 self.model.add_row(
-                    taken_bytes / GB, INFINITY, (self.period, count * per_ms), (self.update, per_ms),
+                    taken_bytes / self.unit_bytes, INFINITY, (self.period, count * per_unit), (self.update, per_unit),
                     *((c, -count) for c in columns), *((c, len(columns) * v) for c, v in state),
                 )  # fmt: skip
