@@ -116,7 +116,7 @@ class Session:
         self.say(f"no plan can take less than {format_seconds(self._bound.bound_s)} a step ({parts})")
 
     def _plan_all(self) -> None:
-        told = False
+        told, watch = False, Stopwatch()
         for planner in self._config.planners:
             if isinstance(planner, SEARCHES) and not told:
                 told = True
@@ -124,7 +124,7 @@ class Session:
                 if sentence:
                     self.say(sentence)
             budget_s = self._config.time_budget_s
-            if budget_s is not None and self._watch.read_s() > budget_s:
+            if budget_s is not None and watch.read_s() > budget_s:
                 message = f"not run: the time budget of {format_seconds(budget_s)} is used up"
                 self._add(planner, PlanResult(planner.name, Status.NOT_FOUND, message=message, time_limited=True))
                 continue

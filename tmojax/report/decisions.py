@@ -48,11 +48,13 @@ class DecisionRow:
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """One tensor of one device that takes an action in `share` of its instances; `candidate` as in `StepView`."""
+    """One tensor of one device that takes an action in `share` of its instances; `candidate` as in `StepView`.
+    `resting`: no micro-batch touches it, only the step's end."""
 
     layer: str
     candidate: int | None
     share: float
+    resting: bool
 
 
 def read_actions(problem: Problem, schedule: Schedule, device: int) -> dict[int, dict[str, int]]:
@@ -146,7 +148,7 @@ def read_decisions(problem: Problem, schedule: Schedule) -> list[DecisionRow]:
                 idle_s=idle_s,
                 copy_s=copy_s,
                 again_s=again_s,
-                reason=figures.reason(action, idle_s, copy_s, again_s),
+                reason=_host_reason(everyone) if action == HOST else figures.reason(action, idle_s, copy_s, again_s),
             )
         )
     return sorted(rows, key=lambda row: (_rank(row.action), -row.total_bytes, row.name))
@@ -164,6 +166,7 @@ def _device_members(
     program = problem.workload.program(device)
     actions = read_actions(problem, schedule, device)
     place = {tensor: index for index, tensor in enumerate(view.tensor.tolist())}
+    resting = set(view.state_tensor[view.state_resting].tolist())
     merged: dict[tuple[str, int, str], list[_Member]] = {}
     for tensor, spec in enumerate(program.tensors):
         found = dict(actions.get(tensor, {}))
@@ -177,7 +180,9 @@ def _device_members(
         pattern, layer = _pattern(spec.name)
         for action, count in found.items():
             if spec.size_bytes:
-                merged.setdefault((pattern, spec.size_bytes, action), []).append(_Member(layer, index, count / total))
+                merged.setdefault((pattern, spec.size_bytes, action), []).append(
+                    _Member(layer, index, count / total, tensor in resting)
+                )
     return merged
 
 
@@ -190,6 +195,10 @@ def _pattern(name: str) -> tuple[str, str]:
             parts[place] = part[: number.start()] + "*" + part[number.end() :]
             return ".".join(parts), number.group()
     return name, ""
+
+
+def _host_reason(members: list[_Member]) -> str:
+    return "used once a step" if all(member.resting for member in members) else "used by every micro-batch"
 
 
 class _Figures:
@@ -223,8 +232,6 @@ class _Figures:
 
     def reason(self, action: str, idle_s: float | None, copy_s: float | None, again_s: float | None) -> str:
         """Why the action is plausible, in few words; the plan as a whole is judged by its time, not by this."""
-        if action == HOST:
-            return "used once a step"
         both_s = 2 * copy_s if copy_s is not None else None
         if RECOMPUTE in action:
             if copy_s is None or again_s is None or both_s is None:

@@ -29,6 +29,9 @@ from tmojax.report.verdict import describe_coordination, headroom_sentence, per_
 from tmojax.report.wording import counted, percent
 from tmojax.units import format_bytes, format_seconds
 
+# Kinds of decisions that the page shows at once; the others open on demand.
+MOST_DECISIONS = 30
+
 # True of every plan, whatever the machine; a machine adds its own assumptions.
 LEFT_OUT = (
     "Memory that is neither a tensor of the step nor workspace of an op: the CUDA context, libraries, communication "
@@ -63,7 +66,8 @@ def report_html(report: RunReport, figures: Mapping[str, str]) -> str:
         bound_status=f"{report.bound.status} ({report.bound.solver})" if report.bound else "",
         coordination=coordination[:1].upper() + coordination[1:],
         memory=memory_table(report),
-        decisions=decision_table(report),
+        decisions=decision_table(report, MOST_DECISIONS),
+        all_decisions=decision_table(report),
         figures={name: Markup(inline_svg(figures[name], name)) if name in figures else ""
                  for name in ("planners", "plan", "memory", "links")},
         workload=_workload_facts(report),

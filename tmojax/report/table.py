@@ -174,7 +174,7 @@ def _short_time(time_s: float | None) -> str:
     """Three significant digits, `-` for None."""
     if time_s is None:
         return "-"
-    return format_seconds(float(f"{time_s:.3g}"))
+    return format_seconds(float(f"{time_s:.3g}")) if time_s == 0 or time_s >= 1e-6 else "< 1 us"
 
 
 def _shortened(rows: list, most: int) -> list:

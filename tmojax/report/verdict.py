@@ -72,15 +72,15 @@ def describe_actions(problem: Problem, schedule: Schedule) -> str:
     """What a plan does, as `recompute 48 activations, offload 12 and keep 30`; ranges where GPUs differ."""
     found = [count_actions(problem, schedule, device) for device in range(problem.workload.device_count)]
     parts: list[str] = []
+    noun = "activation"  # said once
     for action in dict.fromkeys(action for counts in found for action in counts):
         low, high = (f(counts.get(action, 0) for counts in found) for f in (min, max))
-        number = str(low) if low == high else f"{low} to {high}"
+        before = "" if low == high else f"{low} to "
         if action == HOST:
-            parts.append(f"let {counted(high, 'tensor') if low == high else number + ' tensors'} live in host memory")
-        elif not parts:
-            parts.append(f"{action} {counted(high, 'activation') if low == high else number + ' activations'}")
+            parts.append(f"let {before}{counted(high, 'tensor')} live in host memory")
         else:
-            parts.append(f"{action} {number}")
+            parts.append(f"{action} {before}{counted(high, noun) if noun else high}")
+            noun = ""
     if not parts or all(set(counts) <= {KEEP} for counts in found):
         return "everything stays in device memory"
     return listing(parts)
