@@ -5,6 +5,7 @@ from __future__ import annotations
 from tmojax.planners.base import Planner
 from tmojax.planners.fluid import BudgetMilp, LockstepMilp, Oblivious
 from tmojax.planners.gradient import Gradient, LocalSearch
+from tmojax.planners.ratio import RatioSweep
 from tmojax.planners.simple import KeepAll, OffloadAll, RecomputeAll, SqrtCheckpointing
 
 PLANNERS: dict[str, type[Planner]] = {
@@ -12,6 +13,7 @@ PLANNERS: dict[str, type[Planner]] = {
     "offload-all": OffloadAll,
     "recompute-all": RecomputeAll,
     "sqrt-n": SqrtCheckpointing,
+    "ratio-sweep": RatioSweep,
     "oblivious": Oblivious,
     "lockstep-milp": LockstepMilp,
     "budget-milp": BudgetMilp,

@@ -22,7 +22,8 @@ class Template:
     Lives, [L] each: tensor and the runs from the one that allocates it to the last that touches it, inclusive.
     Gaps, [M] each: an offloaded tensor, the run that writes it, the last run before and the first run after the gap.
     Inputs, [N] each: an input tensor and the first and last run that touch it.
-    state_runs: for every STATE tensor that micro-batches touch, the runs that do, and which of them change it.
+    life_before_gap [L]: the life ends where a gap begins. state_runs: for every STATE tensor that micro-batches touch, the runs that
+    do, and whether each changes it.
     """
 
     runs: np.ndarray
@@ -39,7 +40,8 @@ class Template:
     input_tensor: np.ndarray
     input_first: np.ndarray
     input_last: np.ndarray
-    state_runs: dict[int, tuple[np.ndarray, np.ndarray]]
+    life_before_gap: np.ndarray
+    state_runs: dict[int, list[tuple[int, bool]]]
 
 
 def build_template(problem: Problem, view: StepView, decision: DeviceDecision) -> Template:
@@ -115,15 +117,15 @@ def _expand(problem: Problem, view: StepView, choice: np.ndarray) -> tuple[Templ
         dropped.update(drop_after.get(slot, ()))
 
     lives: list[tuple[int, int, int]] = []
+    before_gap: list[bool] = []
     gaps: list[tuple[int, int, int, int]] = []
     inputs: list[tuple[int, int, int]] = []
-    state_runs: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+    state_runs: dict[int, list[tuple[int, bool]]] = {}
     for tensor, spec in enumerate(program.tensors):
         uses = touched.get(tensor, [])
         if spec.lifetime is not Lifetime.MICRO_BATCH:
             if uses and spec.lifetime is Lifetime.STATE:
-                at = np.array(uses, np.int64)
-                state_runs[tensor] = (at, np.array([use in changed.get(tensor, ()) for use in uses]))
+                state_runs[tensor] = [(use, use in changed.get(tensor, ())) for use in uses]
             continue
         if producer[tensor] == -1:
             if uses:
@@ -139,10 +141,12 @@ def _expand(problem: Problem, view: StepView, choice: np.ndarray) -> tuple[Templ
             if after and after[0] - idle_from > 1:
                 gaps.append((tensor, starts[0], idle_from, after[0]))
                 lives += [(tensor, starts[0], idle_from), (tensor, after[0], after[-1])]
+                before_gap += [True, False]
                 continue
         for start, end in zip(starts, [*starts[1:], len(runs)], strict=True):
             inside = [use for use in uses if start < use < end]
             lives.append((tensor, start, inside[-1] if inside else start))
+            before_gap.append(False)
 
     scratch = np.array([ops[op].workspace_bytes for op in runs], np.int64)
     span: dict[int, list[tuple[int, int]]] = {}
@@ -159,11 +163,12 @@ def _expand(problem: Problem, view: StepView, choice: np.ndarray) -> tuple[Templ
                 scratch[position] += program.tensors[tensor].size_bytes
             else:
                 lives.append((tensor, position, position))
+                before_gap.append(False)
     life = np.array(lives, np.int64).reshape(-1, 3)
     gap = np.array(gaps, np.int64).reshape(-1, 4)
     given = np.array(inputs, np.int64).reshape(-1, 3)
     return Template(
         np.array(runs, np.int64), np.array(recomputed, bool), scratch, first_run,
         life[:, 0], life[:, 1], life[:, 2], gap[:, 0], gap[:, 1], gap[:, 2], gap[:, 3],
-        given[:, 0], given[:, 1], given[:, 2], state_runs,
+        given[:, 0], given[:, 1], given[:, 2], np.array(before_gap, bool), state_runs,
     ), conflicts  # fmt: skip

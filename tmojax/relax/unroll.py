@@ -1,0 +1,235 @@
+"""The whole step of one device: a micro-batch template repeated K times, with the step ops in their places.
+
+Runs are counted over the step here. The result is what the fit (`tmojax.relax.fit`) works on: the memory that is needed
+at every run in any case, and a table of gaps in which tensors may be away.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from tmojax.errors import InputError
+from tmojax.problem import Lifetime, Problem
+from tmojax.problem.step_view import StepView
+from tmojax.relax.decisions import DeviceDecision, Rest
+from tmojax.relax.fit import CLEAN, END, TENSOR, WRITTEN
+from tmojax.relax.template import Template
+
+# A gap of a state tensor is worth a trip to the host if it spans more than this part of a micro-batch's runs.
+LONG_GAP = 1 / 8
+
+
+@dataclass(frozen=True, eq=False)
+class UnrolledStep:
+    """op, micro_batch, is_collective, profile_bytes [U]: per run; the profile has everything away that may be away.
+
+    freed [F, 3]: (run, tensor, instance): the copy that is freed behind that run. gaps [M, 8]: see `tmojax.relax.fit`.
+    """
+
+    op: np.ndarray
+    micro_batch: np.ndarray
+    is_collective: np.ndarray
+    profile_bytes: np.ndarray
+    freed: np.ndarray
+    gaps: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class _Layout:
+    """What of a device's step does not depend on decisions. step_uses[tensor]: (places among the step ops, which change it)."""
+
+    sizes: np.ndarray
+    step_ops: np.ndarray
+    slot_before: np.ndarray
+    workspace: np.ndarray
+    collective: np.ndarray
+    step_uses: dict[int, tuple[list[int], list[bool]]]
+    step_made: tuple[int, ...]
+    step_inputs: tuple[int, ...]
+
+
+_layouts: WeakKeyDictionary[StepView, _Layout] = WeakKeyDictionary()
+
+
+def _layout(problem: Problem, view: StepView) -> _Layout:
+    if view not in _layouts:
+        program = problem.workload.program(view.device)
+        step_ops = [index for index, op in enumerate(program.ops) if op.step_op]
+        uses: dict[int, tuple[list[int], list[bool]]] = {}
+        for place, index in enumerate(step_ops):
+            op = program.ops[index]
+            for tensor in (*op.reads, *op.writes, *op.updates):
+                places, changes = uses.setdefault(tensor, ([], []))
+                places.append(place)
+                changes.append(tensor in op.updates)
+        made = [t for t in uses if program.producer[t] != -1 and program.ops[program.producer[t]].step_op]
+        inputs = [t for t in uses if program.producer[t] == -1 and program.tensors[t].lifetime is Lifetime.STEP]
+        _layouts[view] = _Layout(
+            np.array([tensor.size_bytes for tensor in program.tensors], np.int64),
+            np.array(step_ops, np.int64),
+            np.searchsorted(view.slot_op, step_ops) - 1,
+            np.array([op.workspace_bytes for op in program.ops], np.int64),
+            np.array([bool(op.collective) for op in program.ops]),
+            uses, tuple(made), tuple(inputs),
+        )  # fmt: skip
+    return _layouts[view]
+
+
+def check_rests(view: StepView, decision: DeviceDecision) -> None:
+    """Raises InputError for a state tensor that is to rest on the host but is used by micro-batches."""
+    for tensor in view.state_tensor[(decision.state_out == Rest.ON_HOST) & ~view.state_resting]:
+        raise InputError(f"state_out: tensor {int(tensor)} is used by micro-batches and cannot rest on the host; use AWAY")
+
+
+def unroll(problem: Problem, view: StepView, decision: DeviceDecision, template: Template) -> UnrolledStep:
+    """Unroll a template over the K micro-batches of a step."""
+    check_rests(view, decision)
+    return _Unroller(_layout(problem, view), view, decision, template).result()
+
+
+class _Unroller:
+    def __init__(self, layout: _Layout, view: StepView, decision: DeviceDecision, template: Template) -> None:
+        self.layout, self.view, self.decision, self.template = layout, view, decision, template
+        self.count, self.body = view.micro_batches, len(template.runs)
+        # A step op stands where the op table has it: in the last micro-batch, behind the first run of the op before.
+        before = layout.slot_before
+        behind = np.where(before < 0, 0, template.first_run[view.slot_op[np.maximum(before, 0)]] + 1)
+        base = (self.count - 1) * self.body
+        self.total = self.count * self.body + len(layout.step_ops)
+        self.body_place = base + np.arange(self.body) + np.searchsorted(behind, np.arange(self.body), side="right")
+        self.step_place = base + behind + np.arange(len(layout.step_ops))
+        self.profile = np.zeros(self.total + 1, np.int64)
+        self.gaps: list[np.ndarray] = []
+        self.freed: list[np.ndarray] = []
+
+    def result(self) -> UnrolledStep:
+        self._lives()
+        self._inputs()
+        self._step_tensors()
+        self._state()
+        layout, template = self.layout, self.template
+        op = self._per_run(template.runs, layout.step_ops)
+        micro_batch = self._per_run(np.zeros(self.body, np.int64), np.zeros(len(layout.step_ops), np.int64))
+        micro_batch[: (self.count - 1) * self.body] = np.repeat(np.arange(self.count - 1), self.body)
+        micro_batch[self.body_place] = self.count - 1
+        scratch = self._per_run(template.scratch_bytes, layout.workspace[layout.step_ops])
+        gaps = np.concatenate(self.gaps)
+        gaps = gaps[np.lexsort((gaps[:, TENSOR], gaps[:, END], gaps[:, WRITTEN]))]
+        freed = np.concatenate(self.freed)
+        freed = freed[np.lexsort((freed[:, 1], freed[:, 0]))]
+        profile = np.cumsum(self.profile)[: self.total] + scratch
+        return UnrolledStep(op, micro_batch, layout.collective[op], profile, freed, gaps)
+
+    def _per_run(self, inside: np.ndarray, step: np.ndarray) -> np.ndarray:
+        """Values per template run [T] and per step op as values per run of the step [U]."""
+        values = np.empty(self.total, np.int64)
+        values[: (self.count - 1) * self.body] = np.tile(inside, self.count - 1)
+        values[self.body_place], values[self.step_place] = inside, step
+        return values
+
+    def _spread(self, runs: np.ndarray) -> np.ndarray:
+        """Template runs [n] as runs of the step [K, n]."""
+        spread = runs[None, :] + (np.arange(self.count) * self.body)[:, None]
+        spread[-1] = self.body_place[runs]
+        return spread
+
+    def _add_gaps(self, tensor, instance, written, start, end, host_stays) -> None:
+        columns = np.zeros((len(tensor), CLEAN + 1), np.int64)
+        for column, values in enumerate((tensor, instance, self.layout.sizes[tensor], written, start, end, host_stays)):
+            columns[:, column] = values
+        self.gaps.append(columns)
+
+    def _occupy(self, start: np.ndarray, end: np.ndarray, size: np.ndarray) -> None:
+        """`size` bytes are resident from run `start` to run `end`, inclusive."""
+        np.add.at(self.profile, start, size)
+        np.add.at(self.profile, end + 1, -size)
+
+    def _last_step_run(self, tensor: int) -> int:
+        return int(self.step_place[self.layout.step_uses[tensor][0][-1]])
+
+    def _lives(self) -> None:
+        template, count = self.template, self.count
+        start, end = self._spread(template.life_start), self._spread(template.life_end)
+        latest: dict[int, int] = {}
+        for column, tensor in enumerate(template.life_tensor.tolist()):
+            if tensor in self.layout.step_uses:
+                if tensor not in latest or template.life_end[column] > template.life_end[latest[tensor]]:
+                    latest[tensor] = column
+        for tensor, column in latest.items():
+            end[-1, column] = max(end[-1, column], self._last_step_run(tensor))
+        self._occupy(start.ravel(), end.ravel(), np.tile(self.layout.sizes[template.life_tensor], count))
+        plain = ~template.life_before_gap
+        self.freed.append(np.stack([
+            end[:, plain].ravel(), np.tile(template.life_tensor[plain], count), np.repeat(np.arange(count), plain.sum()),
+        ], 1))  # fmt: skip
+        instance = np.repeat(np.arange(count), len(template.gap_tensor))
+        self._add_gaps(np.tile(template.gap_tensor, count), instance, self._spread(template.gap_written).ravel(),
+                       self._spread(template.gap_from).ravel(), self._spread(template.gap_to).ravel(), 0)  # fmt: skip
+
+    def _inputs(self) -> None:
+        template, count = self.template, self.count
+        first, final = self._spread(template.input_first), self._spread(template.input_last)
+        for column, tensor in enumerate(template.input_tensor.tolist()):
+            if tensor in self.layout.step_uses:
+                final[-1, column] = self._last_step_run(tensor)
+        tensors = np.tile(template.input_tensor, count)
+        instance = np.repeat(np.arange(count), first.shape[1])
+        self._occupy(first.ravel(), final.ravel(), self.layout.sizes[tensors])
+        self.freed.append(np.stack([final.ravel(), tensors, instance], 1))
+        self._add_gaps(tensors, instance, -1, -1, first.ravel(), 1)
+
+    def _step_tensors(self) -> None:
+        """Tensors that live among the step ops only; those that no op writes come from the host."""
+        for tensors, from_host in ((self.layout.step_made, False), (self.layout.step_inputs, True)):
+            index = np.array(tensors, np.int64)
+            first = np.array([self.step_place[self.layout.step_uses[t][0][0]] for t in tensors], np.int64)
+            final = np.array([self._last_step_run(t) for t in tensors], np.int64)
+            self._occupy(first, final, self.layout.sizes[index])
+            self.freed.append(np.stack([final, index, np.zeros(len(index), np.int64)], 1))
+            if from_host:
+                self._add_gaps(index, 0, -1, -1, first, 1)
+
+    def _state(self) -> None:
+        view, sizes = self.view, self.layout.sizes
+        rests = self.decision.state_out.astype(np.int8)
+        self.profile[0] += sizes[view.state_tensor[rests != Rest.ON_HOST]].sum()
+        hosted = view.state_tensor[rests == Rest.ON_HOST].tolist()
+        rows: list[tuple[int, ...]] = []
+        for tensor in hosted:
+            places, changes = self.layout.step_uses.get(tensor, ([], []))
+            if not places:
+                continue
+            first, final = int(self.step_place[places[0]]), int(self.step_place[places[-1]])
+            self.profile[first] += sizes[tensor]
+            self.profile[final + 1] -= sizes[tensor]
+            rows.append((tensor, 0, int(sizes[tensor]), -1, -1, first, 1, 0))
+            rows.append((tensor, 0, int(sizes[tensor]), final if any(changes) else -1, final, self.total, 1, 0))
+        shortest = max(2, int(self.body * LONG_GAP))
+        for tensor in view.state_tensor[rests == Rest.AWAY].tolist():
+            size = int(sizes[tensor])
+            for before, after, changed in self._long_gaps(tensor, shortest):
+                self.profile[before + 1] -= size
+                self.profile[after] += size
+                rows.append((tensor, 0, size, before, before, after, 0, 0 if changed else 1))
+        self.gaps.append(np.array(rows, np.int64).reshape(-1, CLEAN + 1))
+
+    def _long_gaps(self, tensor: int, shortest: int):
+        """(last run before, first run after, content changed since the gap before) of the gaps of a state tensor.
+
+        Where its first use is far from the start of the step, the first gap begins behind the first run.
+        """
+        uses = self.template.state_runs.get(tensor, [])
+        runs = [(k * self.body + run, changes) for k in range(self.count - 1) for run, changes in uses]
+        runs += [(int(self.body_place[run]), changes) for run, changes in uses]
+        places, changes_by_step = self.layout.step_uses.get(tensor, ([], []))
+        runs += [(int(self.step_place[place]), changed) for place, changed in zip(places, changes_by_step, strict=True)]
+        runs.sort()
+        before, changed = 0, True  # nothing is on the host yet
+        for run, changes in runs:
+            if run - before > shortest:
+                yield before, run, changed
+                changed = False
+            before, changed = run, changed or changes
