@@ -1,4 +1,4 @@
-"""Between lists: collectives, events, loans, and copies that several lists use (semantics 3.3, 3.5, 3.6, 4.3)."""
+"""Between lists: collectives, events, shared memories, shared copies (semantics 3.3, 3.5, 4.3, 5.3)."""
 
 from __future__ import annotations
 
@@ -59,72 +59,6 @@ def connect_events(walks: list[ListWalk], graph: Graph) -> None:
                 graph.edge(graph.first[other.device] + signal, graph.first[walk.device] + index)
 
 
-# --- loans -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class _Window:
-    """The part of a borrower's list in which a loan may be used: first covered allocation to last return."""
-
-    lend: int
-    size_bytes: int
-    first: int = -1  # place in the borrower's entries
-    last: int = -1
-
-
-def check_loans(static: Static, walks: list[ListWalk], graph: Graph, clocks: Clocks) -> None:
-    """What a list allocates in a private memory of another device must be covered by loans (3.6).
-
-    An allocation is covered by a loan if the lend is complete when it starts. The loan ends with the longest prefix of
-    the borrower's releases there that are all complete when it is reclaimed; what is used later must fit in the others.
-    """
-    for walk in walks:
-        for memory, entries in walk.state.borrowed.items():
-            lender = walks[static.owners[memory][0]]
-            first, lender_first = graph.first[walk.device], graph.first[lender.device]
-            windows = []
-            for loan in lender.loans.values():
-                if loan.to_device != walk.device:
-                    continue
-                window = _Window(lender_first + loan.instruction, loan.size_bytes)
-                reclaim = lender_first + loan.reclaim if loan.reclaim >= 0 else None
-                for place, (index, allocates, _) in enumerate(entries):
-                    if allocates:
-                        if window.first < 0 and index != START and clocks.ordered(window.lend, first + index):
-                            window.first = place
-                    elif reclaim is None or clocks.ordered(first + index, reclaim):
-                        window.last = place
-                    else:
-                        break
-                windows.append(window)
-            _check_borrowed(static, walk, memory, entries, windows, clocks, first)
-
-
-def _check_borrowed(
-    static: Static, walk: ListWalk, memory: int, entries: list[tuple[int, bool, int]], windows: list[_Window],
-    clocks: Clocks, first: int,
-) -> None:  # fmt: skip
-    lender = static.device_name(static.owners[memory][0])
-    ends = {window.last for window in windows}
-    for place, (index, allocates, used_bytes) in enumerate(entries):
-        if allocates:
-            lent_bytes = sum(
-                window.size_bytes
-                for window in windows
-                if place <= window.last and index != START and clocks.ordered(window.lend, first + index)
-            )
-            what = "are in use there, and loans that surely cover it then are of"
-        elif place in ends:
-            lent_bytes = sum(w.size_bytes for w in windows if 0 <= w.first <= place < w.last)
-            what = "are still in use there when a loan is reclaimed, and the other loans are of"
-        else:
-            continue
-        if used_bytes > lent_bytes:
-            walk.state.report(
-                Rule.LOAN, index, f"{used_bytes} bytes of {lender} {what} {lent_bytes}", memory, used_bytes - lent_bytes
-            )
-
-
 # --- copies that several lists use -----------------------------------------------------------------------------------
 
 
@@ -181,8 +115,10 @@ class SharedCopies:
         self._walks[access.device].state.report(rule, access.instruction, f"{name} {message}{by}", access.key[3])
 
     def _change(self, access: Access, state: _CopyState) -> None:
-        if access.kind is AccessKind.WRITE and state.maker not in (-1, access.device):
-            self._report(Rule.WRITE_FOREIGN, access, "is written, and another list made it", state.changed_by)
+        if state.maker not in (-1, access.device):
+            # The release that follows such a write is no further mistake.
+            if access.kind is AccessKind.WRITE:
+                self._report(Rule.WRITE_FOREIGN, access, "is written, and another list made it", state.changed_by)
             return
         before = state.changed_by
         if before and not self._ordered(before, access):

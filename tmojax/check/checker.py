@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from tmojax.check.between import (
-    SharedCopies,
-    check_loans,
-    check_shared_memories,
-    connect_events,
-    fuse_collectives,
-)
+from tmojax.check.between import SharedCopies, check_shared_memories, connect_events, fuse_collectives
 from tmojax.check.graph import Clocks, Graph, cycles, topological_order
 from tmojax.check.links import check_links, check_shared_engines, order_edges
+from tmojax.check.loans import check_loans
 from tmojax.check.rules import CheckReport, Findings, Rule
 from tmojax.check.shape import check_shape
 from tmojax.check.shared import SharedLog

@@ -209,6 +209,14 @@ class Clocks:
             for chain, position in own.get(node, ()):
                 row[chain] = position
 
+    def at_start(self, node: int) -> np.ndarray:
+        """Per chain, how many instructions are complete when a node starts."""
+        return self._start[self._graph.representative(node)]
+
+    def at_end(self, node: int) -> np.ndarray:
+        """Per chain, how many instructions are complete when a node is; for a node on no chain, what it waits for."""
+        return self._clock[self._graph.representative(node)]
+
     def count(self, chain: int, node: int) -> int:
         """How many instructions of a chain (by its place in `Graph.chains`) are counted when a node starts."""
         node = self._graph.representative(node)
