@@ -362,6 +362,9 @@ def test_any_step_can_be_imported():
     for kind in (TensorKind.WEIGHT, TensorKind.OPTIMIZER_STATE):
         assert bytes_of(generic, kind) == bytes_of(made, kind)
     assert {op.phase for op in program_of(generic).ops} == {Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER}
+    gradients = [t.name for t in program_of(generic).tensors if t.kind is TensorKind.GRADIENT]
+    assert "params.h1.mlp.fc.kernel.grad" in gradients
+    assert len(gradients) >= len(jax.tree.leaves(model.params))
 
 
 def test_step_that_returns_no_state_is_an_error():
@@ -381,3 +384,19 @@ def test_unknown_primitives_are_reported():
 
 def test_report_is_plain_data():
     assert dataclasses.asdict(gpt2().report)["ops"] == len(program_of(gpt2()).ops)
+
+
+def test_models_without_name_scopes_get_layers_from_their_parameters():
+    def loss(params, batch):
+        x = batch
+        for layer in params["blocks"]:
+            x = jnp.tanh(x @ layer["w"] + layer["b"])
+        return (x**2).mean()
+
+    block = {"w": jax.ShapeDtypeStruct((64, 64), jnp.float32), "b": jax.ShapeDtypeStruct((64,), jnp.float32)}
+    batch = jax.ShapeDtypeStruct((256, 64), jnp.float32)
+    step = import_train_step(loss, {"blocks": [block] * 3}, batch, optax.sgd(0.1), gpu="H200")
+    layers = [op.layer for op in program_of(step).ops if op.phase is Phase.FORWARD]
+    assert list(dict.fromkeys(layers)) == ["blocks.0", "blocks.1", "blocks.2"]
+    names = {t.name for t in program_of(step).tensors}
+    assert {"blocks.1", "blocks.1.w", "blocks.1.w.grad"} <= names

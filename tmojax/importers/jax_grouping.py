@@ -168,3 +168,21 @@ def group_kernels(
     replace in place; no later group reads the old value, where that is possible.
     """
     return _Grouper(graph, fusion, layer_of, replaced).run()
+
+
+def gradients_by_use(
+    graph: Graph, groups: list[Group], replaced: dict[int, int], weights: dict[int, str]
+) -> dict[str, int]:
+    """Find the gradient of each weight where tracing did not mark it, by weight name.
+
+    It is what the group that updates the weight reads from backward, if that is one storage of the weight's size.
+    """
+    made_by_backward = {w for group in groups if group.first.phase is Phase.BACKWARD for w in group.writes}
+    found: dict[str, int] = {}
+    for group in groups:
+        reads = {storage for kernel in group.kernels for storage in kernel.reads if storage in made_by_backward}
+        for weight in {replaced.get(write, -1) for write in group.writes} & weights.keys():
+            same = [s for s in reads if graph.storages[s].elements == graph.storages[weight].elements]
+            if len(same) == 1:
+                found[weights[weight]] = same[0]
+    return found

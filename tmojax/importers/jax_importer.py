@@ -22,8 +22,8 @@ from tmojax.errors import InputError
 from tmojax.importers.jax_building import Argument, Build, build_program, synchronise_gradients
 from tmojax.importers.jax_coarsening import coarsen_layers
 from tmojax.importers.jax_fusion import ELEMENTWISE, INDEXED, REDUCTIONS, Fusion, fuse
-from tmojax.importers.jax_grouping import group_kernels
-from tmojax.importers.jax_naming import common_root, layer_label, strip_root
+from tmojax.importers.jax_grouping import gradients_by_use, group_kernels
+from tmojax.importers.jax_naming import common_root, layer_label, scopes_from_weights, strip_root
 from tmojax.importers.jax_rewriting import rewrite
 from tmojax.importers.jax_roofline import GpuSpec, find_gpu, is_matmul
 from tmojax.importers.jax_tracing import TAG, Graph, flatten
@@ -232,13 +232,21 @@ def _import(
     rewrite(graph)
     fusion = fuse(graph, gpu.bf16_vector)
     root = common_root(e.scope for e in graph.equations if e.phase is not Phase.OPTIMIZER)
+    weights = {s: a.name for s, a in zip(graph.arguments, arguments, strict=True) if a.kind is TensorKind.WEIGHT}
+    owners = {n: tuple(part for part in n.split(".") if part != "value")[:-1] for n in weights.values()}
+    scopes_from_weights(
+        fusion.kernels,
+        {storage: owners[n] for storage, n in weights.items()},
+        {storage: owners[n] for n, storage in fusion.tagged.items()},
+    )
     replaced = {
         graph.results[argument.result]: storage
         for storage, argument in zip(graph.arguments, arguments, strict=True)
         if argument.result >= 0 and graph.results[argument.result] != storage
     }
     groups = group_kernels(graph, fusion, lambda kernel: layer_label(strip_root(kernel.scope, root)), replaced)
-    gradients = {storage: f"{param}{gradient_suffix}" for param, storage in fusion.tagged.items()}
+    tagged = fusion.tagged or gradients_by_use(graph, groups, replaced, weights)
+    gradients = {storage: f"{param}{gradient_suffix}" for param, storage in tagged.items()}
     build = Build(graph, fusion, groups, arguments, root, gradients)
     program = build_program(build, gpu, settings.name, replicas=settings.gpus > 1)
     fine = program

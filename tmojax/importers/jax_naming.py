@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from tmojax.importers.jax_fusion import Kernel
+from tmojax.problem.workload import Phase
+
 Scope = tuple[str, ...]
 
 
@@ -27,6 +30,28 @@ def layer_label(parts: Sequence[str]) -> str:
         if any(character.isdigit() for character in part):
             return ".".join(parts[max(0, index - 1) : index + 1]) if part.isdigit() else part
     return parts[0] if parts else ""
+
+
+def scopes_from_weights(kernels: list[Kernel], paths: dict[int, Scope], gradients: dict[int, Scope]) -> None:
+    """Give the kernels of a model without name scopes (plain functions, flax nnx) scopes from parameter paths.
+
+    `paths` and `gradients` map storages of weights and of their gradients to the path of the layer that holds the
+    weight. A kernel that reads a weight or its copy, or makes its gradient, belongs to that layer; others belong where
+    the kernel before them does. Nothing changes if any forward kernel has a scope.
+    """
+    if any(kernel.scope for kernel in kernels if kernel.phase is Phase.FORWARD):
+        return
+    layer_of = dict(paths)
+    before: dict[Phase, Scope] = {}
+    for kernel in kernels:
+        if kernel.phase is Phase.OPTIMIZER:
+            continue
+        named = [gradients[w] for w in kernel.writes if w in gradients]
+        named += [layer_of[s] for s in kernel.reads if s in layer_of]
+        kernel.scope = named[0] if named else before.get(kernel.phase, before.get(Phase.FORWARD, ()))
+        before[kernel.phase] = kernel.scope
+        if named and len(kernel.reads) == 1:
+            layer_of.update(dict.fromkeys(kernel.writes, named[0]))
 
 
 class Names:
