@@ -128,8 +128,9 @@ def activity_label(problem: Problem, schedule: Schedule, activity: DeviceActivit
     """A readable name of the activity at `position` of `activity`."""
     row = schedule.lists[activity.device][activity.instruction[position]]
     category = CATEGORIES[activity.category[position]]
-    if row["kind"] in (Kind.COMPUTE, Kind.COLLECTIVE):
-        return op_label(problem, activity.device, row["op"], row["micro_batch"], category is Category.RECOMPUTE)
+    if row["op"] >= 0:
+        again = category is Category.RECOMPUTE
+        return op_label(problem, activity.device, int(row["op"]), int(row["micro_batch"]), again)
     owner = activity.device if row["owner"] == -1 else int(row["owner"])
     name = tensor_label(problem, owner, int(row["tensor"]), int(row["micro_batch"]))
     if row["parts"] > 1:

@@ -115,7 +115,7 @@ def count_actions(problem: Problem, schedule: Schedule, device: int = 0) -> dict
     counts: dict[str, int] = {}
     for (_, _, action), members in _device_members(problem, schedule, view_step(problem, device), device).items():
         counts[action] = counts.get(action, 0) + sum(member.share >= 0.5 for member in members)
-    return {action: counts[action] for action in sorted(counts, key=_rank) if counts[action]}
+    return {action: counts[action] for action in sorted(counts, key=action_rank) if counts[action]}
 
 
 def read_decisions(problem: Problem, schedule: Schedule) -> list[DecisionRow]:
@@ -151,10 +151,11 @@ def read_decisions(problem: Problem, schedule: Schedule) -> list[DecisionRow]:
                 reason=_host_reason(everyone) if action == HOST else figures.reason(action, idle_s, copy_s, again_s),
             )
         )
-    return sorted(rows, key=lambda row: (_rank(row.action), -row.total_bytes, row.name))
+    return sorted(rows, key=lambda row: (action_rank(row.action), -row.total_bytes, row.name))
 
 
-def _rank(action: str) -> int:
+def action_rank(action: str) -> int:
+    """Place of an action, or of the first of a combination such as `offload + compress`, in ACTIONS."""
     return ACTIONS.index(action.split(" + ")[0])
 
 

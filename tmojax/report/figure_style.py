@@ -70,7 +70,7 @@ _SETTINGS = {
 @contextmanager
 def figure_settings():
     """The look of all figures; both drawing and writing happen inside."""
-    with matplotlib.rc_context(_SETTINGS):
+    with matplotlib.rc_context(_SETTINGS):  # pyright: ignore[reportArgumentType]
         yield
 
 

@@ -214,7 +214,7 @@ def plot_plan(problem: Problem, schedule: Schedule, simulation: Simulation) -> F
         handles.append(Patch(color=STALL, label="compute stalls"))
         figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
         stall = float(np.mean(np.asarray(simulation.stall_s))) / simulation.step_s
-        recompute = np.mean([(a.end_s - a.start_s)[a.of(Category.RECOMPUTE)].sum() for a in activities])
+        recompute = float(np.mean([(a.end_s - a.start_s)[a.of(Category.RECOMPUTE)].sum() for a in activities]))
         _finding(
             figure,
             f"A step takes {format_seconds(simulation.step_s)}: {percent(recompute / simulation.step_s)} of it "

@@ -91,19 +91,17 @@ def _device_rows(
     for engine, thread in thread_of.items():
         yield from _thread(device + 1, thread, f"{engines[engine]} ({problem.machine.engines[engine]})")
     for activity in activities:
-        rows = schedule.lists[activity.device]
-        for position, index in enumerate(activity.instruction.tolist()):
-            row = rows[index]
-            if row["kind"] in (Kind.OFFLOAD, Kind.PREFETCH):
-                # A peer copy holds engines of two devices and is shown on both.
-                route = problem.machine.route(int(row["memory"]), int(row["to_memory"]))
-                threads = [thread_of[engine] for engine in route.engines if engine in thread_of]
-            elif activity.device != device:
-                continue
-            else:
-                threads = [1 + (COMMUNICATION_STREAM if row["kind"] == Kind.COLLECTIVE else COMPUTE_STREAM)]
-            for thread in threads:
-                yield _activity_slice(problem, schedule, activity, position, device + 1, thread)
+        rows = schedule.lists[activity.device][activity.instruction]
+        transfers = np.isin(rows["kind"], (Kind.OFFLOAD, Kind.PREFETCH))
+        thread = np.where(rows["kind"] == Kind.COLLECTIVE, 1 + COMMUNICATION_STREAM, 1 + COMPUTE_STREAM)
+        for position in np.flatnonzero(~transfers & (activity.device == device)).tolist():
+            yield _activity_slice(problem, schedule, activity, position, device + 1, int(thread[position]))
+        # A peer copy holds engines of two devices and is shown on both.
+        ends = [rows[name].tolist() for name in ("memory", "to_memory")]
+        for position in np.flatnonzero(transfers).tolist():
+            for engine in problem.machine.route(ends[0][position], ends[1][position]).engines:
+                if engine in thread_of:
+                    yield _activity_slice(problem, schedule, activity, position, device + 1, thread_of[engine])
 
 
 def _activity_slice(
@@ -113,7 +111,7 @@ def _activity_slice(
     if activity.size_bytes[position]:
         args["size_bytes"] = int(activity.size_bytes[position])
     row = schedule.lists[activity.device][activity.instruction[position]]
-    if row["kind"] in (Kind.COMPUTE, Kind.COLLECTIVE):
+    if row["op"] >= 0:
         layer = problem.workload.program(activity.device).ops[row["op"]].layer
         args.update({"layer": layer} if layer else {})
     return _slice(process, thread, activity_label(problem, schedule, activity, position),

@@ -9,7 +9,7 @@ import numpy as np
 
 from tmojax.problem import LinkPolicyKind, Problem, Schedule
 from tmojax.report.activity import COMPUTE_CATEGORIES, read_activity
-from tmojax.report.decisions import HOST, KEEP, count_actions
+from tmojax.report.decisions import HOST, KEEP, action_rank, count_actions
 from tmojax.report.outcome import Outcome, RunReport, device_capacities
 from tmojax.report.wording import counted, listing, percent
 from tmojax.simulate import Simulation
@@ -73,7 +73,7 @@ def describe_actions(problem: Problem, schedule: Schedule) -> str:
     found = [count_actions(problem, schedule, device) for device in range(problem.workload.device_count)]
     parts: list[str] = []
     noun = "activation"  # said once
-    for action in dict.fromkeys(action for counts in found for action in counts):
+    for action in sorted({action for counts in found for action in counts}, key=action_rank):
         low, high = (f(counts.get(action, 0) for counts in found) for f in (min, max))
         before = "" if low == high else f"{low} to "
         if action == HOST:
