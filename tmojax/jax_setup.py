@@ -1,4 +1,4 @@
-"""Settings that JAX needs before its first use of a backend; every tmojax module that imports JAX imports this one first.
+"""Settings that JAX needs before its first use of a backend; every tmojax module that imports JAX imports this one.
 
 The CPU compilers of some JAX versions return wrong numbers without an error for fused reductions. The flag below turns
 the fusion that causes it off; it must be in `XLA_FLAGS` before the first computation of the process.
