@@ -12,8 +12,9 @@ from tmojax.check.shared import SharedLog
 from tmojax.check.static import Static
 from tmojax.check.walk import ListWalk
 from tmojax.problem.problem import Problem
-from tmojax.problem.schedule import Schedule
+from tmojax.problem.schedule import Kind, Schedule
 
+_SHOWN_STEPS = 8  # of a circle
 _LISTED_OVERFLOWS = 100  # violations per list that name the largest copies; the others give the bytes only
 
 
@@ -98,6 +99,12 @@ def _report_cycle(static: Static, schedule: Schedule, graph: Graph, cycle: list[
     named = [step for step in map(graph.instruction, cycle) if step is not None]
     steps = list(dict.fromkeys(named))
     texts = [static.describe(device, index, schedule.lists[device][index]) for device, index in steps]
-    shown = texts if len(texts) <= 8 else [*texts[:4], f"... {len(texts) - 8} more ...", *texts[-4:]]
+    if len(texts) > _SHOWN_STEPS:
+        # What leads from list to list explains a long circle best.
+        kinds = [int(schedule.lists[device]["kind"][index]) for device, index in steps]
+        turns = [kind in (Kind.SIGNAL, Kind.WAIT) or step[0] != steps[place - 1][0]
+                 for place, (kind, step) in enumerate(zip(kinds, steps, strict=True))]  # fmt: skip
+        kept = [place for place, turn in enumerate(turns) if turn or place == 0]
+        texts = [texts[place] for place in kept[:_SHOWN_STEPS]] + [f"... of {len(steps)} in all"]
     device, index = steps[0]
-    findings.add(Rule.DEADLOCK, device, index, "each waits for the one before it, in a circle: " + " | ".join(shown))
+    findings.add(Rule.DEADLOCK, device, index, "each waits for the one before it, in a circle: " + " | ".join(texts))
