@@ -9,11 +9,11 @@ from tmojax.problem import PLAIN, Action, Kind, Lifetime, Problem, Schedule
 from tmojax.problem.step_view import StepView, view_step
 from tmojax.report.wording import ranges
 
-KEEP, RECOMPUTE, OFFLOAD, PEER, COMPRESS, HOST = (
-    "keep", "recompute", "offload", "offload to peer", "compress", "lives in host memory"
-)  # fmt: skip
+KEEP, RECOMPUTE, OFFLOAD, PEER, COMPRESS = ("keep", "recompute", "offload", "offload to peer", "compress")
+# Of persistent tensors: they rest in host memory from step to step, or on the device, from where they go and come back.
+HOST, AWAY = "in host memory", "away in between"
 # In the order in which sentences and tables name them.
-ACTIONS = (RECOMPUTE, OFFLOAD, PEER, COMPRESS, HOST, KEEP)
+ACTIONS = (RECOMPUTE, OFFLOAD, PEER, COMPRESS, HOST, AWAY, KEEP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +90,10 @@ def read_actions(problem: Problem, schedule: Schedule, device: int) -> dict[int,
         elif kind == Kind.RELEASE and memory == own:
             resident.discard((tensor, micro_batch))
         elif kind in (Kind.OFFLOAD, Kind.PREFETCH) and to_memory == own:
-            if tensor not in inputs and program.tensors[tensor].lifetime is not Lifetime.STATE:
+            if tensor not in inputs:
                 action = PEER if memory in gpu_memories else OFFLOAD
+                if program.tensors[tensor].lifetime is Lifetime.STATE:
+                    action = AWAY
                 done.setdefault((tensor, micro_batch), set()).add(action)
             resident.add((tensor, micro_batch))
         if kind == Kind.ENCODE or (kind in (Kind.OFFLOAD, Kind.PREFETCH) and form != PLAIN):
@@ -148,7 +150,9 @@ def read_decisions(problem: Problem, schedule: Schedule) -> list[DecisionRow]:
                 idle_s=idle_s,
                 copy_s=copy_s,
                 again_s=again_s,
-                reason=_host_reason(everyone) if action == HOST else figures.reason(action, idle_s, copy_s, again_s),
+                reason=_host_reason(everyone)
+                if action in (HOST, AWAY)
+                else figures.reason(action, idle_s, copy_s, again_s),
             )
         )
     return sorted(rows, key=lambda row: (action_rank(row.action), -row.total_bytes, row.name))

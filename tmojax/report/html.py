@@ -120,9 +120,12 @@ def _workload_facts(report: RunReport) -> list[tuple[str, str]]:
         ("keeping everything takes", per_gpu(report.footprint_bytes)),
         ("actions allowed", ", ".join(sorted(report.problem.actions)) or "none"),
     ]
+    joined: dict[tuple[str, int], list[int]] = {}
     for collective in workload.collectives:
-        payload = f"{collective.kind} of {format_bytes(collective.size_bytes)} over {len(collective.devices)} GPUs"
-        facts.append((f"collective {collective.name}", payload))
+        joined.setdefault((str(collective.kind), len(collective.devices)), []).append(collective.size_bytes)
+    for (kind, members), sizes in joined.items():
+        total = format_bytes(sum(sizes))
+        facts.append(("collectives", f"{len(sizes)} x {kind} over {members} GPUs, payload {total} together"))
     return facts
 
 
@@ -155,7 +158,7 @@ def _link_table(problem: Problem) -> Table:
     shared = set(shared_links(problem))
     rows = tuple(
         (link.name, f"{link.bandwidth_bytes_per_s / 1e9:.4g} GB/s", format_seconds(link.latency_s),
-         "shared" if index in shared else "of one GPU or pair")
+         "several GPUs" if index in shared else "one GPU or pair")
         for index, link in enumerate(machine.links)
     )  # fmt: skip
     return Table("Links, one direction each", ("link", "bandwidth", "latency", "used by"), rows, frozenset({1, 2}))

@@ -9,7 +9,7 @@ import numpy as np
 
 from tmojax.problem import LinkPolicyKind, Problem, Schedule
 from tmojax.report.activity import COMPUTE_CATEGORIES, read_activity
-from tmojax.report.decisions import HOST, KEEP, action_rank, count_actions
+from tmojax.report.decisions import AWAY, HOST, KEEP, action_rank, count_actions
 from tmojax.report.outcome import Outcome, RunReport, device_capacities
 from tmojax.report.wording import counted, listing, percent
 from tmojax.simulate import Simulation
@@ -76,8 +76,9 @@ def describe_actions(problem: Problem, schedule: Schedule) -> str:
     for action in sorted({action for counts in found for action in counts}, key=action_rank):
         low, high = (f(counts.get(action, 0) for counts in found) for f in (min, max))
         before = "" if low == high else f"{low} to "
-        if action == HOST:
-            parts.append(f"let {before}{counted(high, 'tensor')} live in host memory")
+        if action in (HOST, AWAY):
+            state = counted(high, "persistent tensor")
+            parts.append(f"let {before}{state} " + ("rest in host memory" if action == HOST else "leave between uses"))
         else:
             parts.append(f"{action} {before}{counted(high, noun) if noun else high}")
             noun = ""
