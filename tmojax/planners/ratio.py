@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,7 +72,7 @@ class RatioSweep(Planner):
     on the device's share of its links; 0 recomputes everything that can be. The best `finalists` get the full sweep."""
 
     name: str = "ratio-sweep"
-    link_loads: tuple[float, ...] = (0.0, 0.25, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0, 4.0, math.inf)
+    link_loads: tuple[float, ...] = (0.0, 0.25, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0, 4.0, 1000.0)
     finalists: int = 4
 
     def plan(self, problem: Problem, *, seed: int = 0, seeds: tuple[PlanResult, ...] = ()) -> PlanResult:
@@ -82,7 +81,7 @@ class RatioSweep(Planner):
         offload, recompute = Action.OFFLOAD in problem.actions, Action.RECOMPUTE in problem.actions
         views = {id(bench.view(d)): bench.view(d) for d in range(bench.device_count)}
         rests = RESTS if offload and any(len(view.state_tensor) for view in views.values()) else RESTS[:1]
-        loads = self.link_loads if recompute else (math.inf,)
+        loads = self.link_loads if recompute else (1000.0,)
         failure: DoesNotFit | None = None
         tried: dict[tuple, tuple[float, int, tuple[DeviceDecision, ...]]] = {}
 
