@@ -70,8 +70,11 @@ def _run(config: RunConfig, out: str, command_line: list[str]) -> int:
         if session.interrupted and not session.has_problem:
             return INTERRUPTED
         report = session.write()
-        print_report(report, sys.stdout)
-        print(folder.path)
+        try:
+            print_report(report, sys.stdout)
+            print(folder.path, flush=True)
+        except BrokenPipeError:  # whoever read stdout has seen enough; Python must not try to flush it again
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     finally:
         folder.close()
     if session.interrupted:

@@ -20,6 +20,7 @@ from tmojax.report.outcome import Outcome, RunReport, Shortfall
 from tmojax.report.plots import plot_links, plot_memory, plot_plan
 from tmojax.report.summary import json_values, summary
 from tmojax.report.table import Table, decision_table, planner_table, print_report
+from tmojax.report.trace import trace
 from tmojax.report.verdict import describe_coordination, headroom_sentence, verdict
 from tmojax.simulate import simulate
 
@@ -181,6 +182,15 @@ def test_coordination_is_described(report):
     assert describe_coordination(report.problem, best.result.schedule, best.simulation) == (
         "all GPUs start together; links are shared fairly"
     )
+
+
+def test_links_that_nothing_crosses_are_no_problem():
+    problem = example.problem(1)
+    schedule = example.schedule(problem, offload=False, recompute=False)
+    simulation = simulate(problem, schedule, record=True)
+    assert simulation.segments[0][0].size == 0
+    assert not [e for e in trace(problem, schedule, simulation)["traceEvents"] if e["name"] == "rate gpu0.out"]
+    assert "gpu0.out" not in svg_text(plot_links(problem, schedule, simulation))
 
 
 def test_outcome_without_schedule_has_no_plan(report):

@@ -1,6 +1,8 @@
 """The command line: files, exit codes, interruption, determinism."""
 
 import json
+import subprocess
+import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -159,6 +161,17 @@ def test_interrupted_run_writes_the_best_plan_so_far_and_says_so(run, monkeypatc
     assert summary["interrupted"] and summary["best"] == "offload-all"
     assert summary["verdict"].startswith("Interrupted; best plan so far")
     assert read_plan(folder / "plans" / "offload-all.json").step_s == summary["step_s"]
+
+
+def test_reader_that_closes_the_pipe_is_no_error(tmp_path):
+    config = tmp_path / "small.toml"
+    config.write_text(CONFIG.format(factor=1.3, planners=planners("offload-all")))
+    command = [sys.executable, "-m", "tmojax.run", str(config), "--out", str(tmp_path / "runs")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        err = process.stderr.read()
+    assert process.returncode == 0 and "Traceback" not in err and "BrokenPipe" not in err
 
 
 def test_time_budget_skips_what_is_left(run):

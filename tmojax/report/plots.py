@@ -116,11 +116,11 @@ def _memory_title(problem: Problem, uses, footprint_bytes: int) -> str:
 
 
 def plot_links(problem: Problem, schedule: Schedule, simulation: Simulation) -> Figure:
-    """Rate over time on every link that GPUs share, by the GPU that moves the bytes, with the link's bandwidth.
+    """Rate over time on every link that GPUs share and use, by the GPU that moves the bytes, with the link's bandwidth.
 
     Heights are exact means per column of time; the shares of GPUs inside one assume an even rate over each transfer.
     """
-    links = shared_links(problem)
+    links = [link for link in shared_links(problem) if simulation.moved_bytes[link] > 0] or list(shared_links(problem))
     rates = read_link_rates(problem, simulation)
     activities = read_activity(problem, schedule, simulation)
     edges = np.linspace(0.0, simulation.step_s, max(200, _VECTOR_COLUMNS // max(len(links), 1)) + 1)

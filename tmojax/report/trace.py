@@ -156,7 +156,7 @@ def _counter(
 ) -> Iterator[Event]:
     """Counter samples; of several samples in one nanosecond the last one holds, and repeated values are left out."""
     times = np.round(time_s * 1e9).astype(np.int64)
-    keep = np.append(times[1:] != times[:-1], True)
+    keep = np.diff(times, append=times[-1:] + 1) != 0
     previous = None
     for time, value in zip(times[keep].tolist(), values[keep].tolist(), strict=True):
         if value != previous:
