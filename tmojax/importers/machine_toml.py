@@ -19,7 +19,7 @@ from tmojax.errors import InputError
 from tmojax.units import parse_bandwidth, parse_bytes, parse_seconds
 
 MAX_TOML_BYTES = 10**6
-PRESETS = Path(__file__).resolve().parents[2] / "configs" / "machines"
+PRESETS = Path(__file__).resolve().parents[1] / "data" / "machines"
 
 
 def _quantity(parse: Any) -> BeforeValidator:
