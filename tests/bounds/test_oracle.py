@@ -26,8 +26,9 @@ def cases():
                                               duplex=duplex, state=state, squeeze=squeeze)  # fmt: skip
 
 
-def best_of_family(problem, seed: int, limit: int) -> tuple[float, int]:
-    """(least step time, number of valid schedules) among at most `limit` choices; devices may choose differently."""
+def best_of_family(problem, seed: int, limit: int, finalists: int = 40) -> tuple[float, int]:
+    """(least step time, number of valid schedules) among at most `limit` choices. Of the best `finalists`
+    policies and staggers are tried too, and partners with another choice."""
     rng = random.Random(seed)
     by_tensor = options(problem)
     everything = [dict(zip(by_tensor, picks, strict=True)) for picks in _some(list(by_tensor.values()), limit, rng)]
@@ -40,7 +41,7 @@ def best_of_family(problem, seed: int, limit: int) -> tuple[float, int]:
             fitting.append((simulate(problem, first).step_s, choice))
     fitting.sort(key=lambda item: item[0])
     best, count = float("inf"), len(fitting)
-    for _, choice in fitting[:40]:
+    for _, choice in fitting[:finalists]:
         pairs = [[choice] * gpus]
         if gpus > 1:
             pairs += [[choice, other] for _, other in rng.sample(fitting, min(3, len(fitting)))]
@@ -62,10 +63,10 @@ def _some(lists: list[list], limit: int, rng: random.Random):
     return [tuple(rng.choice(items) for items in lists) for _ in range(limit)]
 
 
-@pytest.mark.parametrize("seed, arguments", [case for n, case in enumerate(cases()) if n % 8 == 3])
+@pytest.mark.parametrize("seed, arguments", [case for n, case in enumerate(cases()) if n % 11 == 3])
 def test_bound_is_below_every_schedule(seed, arguments):
     problem = tiny_problem(seed, **arguments)
-    best, _ = best_of_family(problem, seed, 150)
+    best, _ = best_of_family(problem, seed, 60, 12)
     assert bound(problem).bound_s <= best * (1 + 1e-9)
 
 

@@ -1,8 +1,8 @@
 """The columns and rows of one micro-batch of one class of devices. Bytes and time are in `Units` (docs/bounds.md,
 section 3).
 
-Everything is read at *moments*: the starts of selected slots. At slots that are not selected nothing is demanded,
-which only lowers the bound.
+Everything is read at *moments*: the starts, and of some the ends, of selected slots. At slots that are not selected
+nothing is demanded, which only lowers the bound.
 """
 
 from __future__ import annotations
@@ -31,17 +31,24 @@ class Units:
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """slots [J]: increasing. tight [J]: memory is demanded there; exact [J]: with the inputs of recomputations as
-    well."""
+    """places [J]: increasing; 2 q is the start of slot q, 2 q + 1 the last moment before its end. tight [J]: memory is
+    demanded there; exact [J]: with the inputs of recomputations as well. from_start_s [J]: seconds of compute from the
+    start of the block; from_slot_s [J]: from the start of the slot."""
 
-    slots: np.ndarray
+    places: np.ndarray
     tight: np.ndarray
     exact: np.ndarray
+    from_start_s: np.ndarray
+    from_slot_s: np.ndarray
+
+    @property
+    def slots(self) -> np.ndarray:
+        return self.places // 2
 
 
-def choose_moments(gaps: Gaps, capacity_bytes: int, tight: int = 90, exact: int = 4, timing: int = 16) -> Moments:
+def choose_moments(gaps: Gaps, capacity_bytes: int, tight: int = 80, exact: int = 4, timing: int = 16) -> Moments:
     """At most `tight` slots at which memory overflows (the worst of each stretch), `exact` of them, and `timing`
-    others."""
+    others. Long tight slots are looked at when they end as well."""
     slots = len(gaps.slot_op)
     need = gaps.touched_bytes + gaps.idle_bytes() + int(gaps.resting_bytes.sum()) + gaps.fixed_resting_bytes
     over = np.flatnonzero(need > capacity_bytes)
@@ -58,8 +65,18 @@ def choose_moments(gaps: Gaps, capacity_bytes: int, tight: int = 90, exact: int 
         inner = movable & (first >= 0) & (last < slots)
         if inner.any():
             other |= {min(int(first[inner].min()) + 1, slots - 1), int(last[inner].max())}
-    chosen = np.array(sorted(held | fixed | other), np.int64)
-    return Moments(chosen, np.isin(chosen, list(held | fixed)), np.isin(chosen, list(fixed)))
+    held |= fixed
+    long = {slot for slot in held if gaps.slot_s[slot] >= 5e-3 * gaps.slot_s.sum()}
+    ends = {2 * slot + 1 for slot in long}
+    if (movable & (gaps.made >= 0)).any():
+        ends.add(2 * int(gaps.made[movable & (gaps.made >= 0)].min()) + 1)  # no copy out can have begun
+    places = np.array(sorted({2 * slot for slot in held | other} | ends), np.int64)
+    slot, at_end = places // 2, places % 2 == 1
+    begins = np.concatenate([[0.0], np.cumsum(gaps.slot_s)[:-1]])
+    inside = np.where(at_end, gaps.slot_s[slot], 0.0)
+    return Moments(
+        places, np.isin(slot, list(held)), np.isin(slot, list(fixed)) & ~at_end, begins[slot] + inside, inside
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,11 +106,11 @@ def add_block(
 
     `longest`: more than the block can take when the objective is at its minimum.
     """
-    at, count, slots = moments.slots, len(moments.slots), len(gaps.slot_op)
+    at, count, slots = moments.places, len(moments.places), len(gaps.slot_op)
     size = gaps.size_bytes / unit.size_bytes
-    first = np.searchsorted(at, gaps.start, side="right")  # moments first .. last - 1 lie inside the gap
-    last = np.where(gaps.end >= slots, count + 1, np.searchsorted(at, gaps.end, side="left"))
-    available = np.searchsorted(at, gaps.made, side="right")
+    first = np.searchsorted(at, 2 * gaps.start + 1, side="right")  # moments first .. last - 1 lie inside the gap
+    last = np.where(gaps.end >= slots, count + 1, np.searchsorted(at, 2 * gaps.end, side="left"))
+    available = np.searchsorted(at, 2 * gaps.made + 1, side="right")
     checked = np.concatenate([[0], np.cumsum(moments.tight)])
     exact_sum = np.concatenate([[0], np.cumsum(moments.exact)])
     until = np.minimum(last, count)
@@ -145,18 +162,22 @@ def add_block(
         model.add_row(0.0, 0.0, (total_columns[count], 1.0), (by[count], -1.0))
 
     overflow = (gaps.touched_bytes + gaps.idle_bytes() + int(gaps.resting_bytes.sum()) + gaps.fixed_resting_bytes
-                - device.capacity_bytes)[at] / unit.size_bytes  # fmt: skip
+                - device.capacity_bytes)[moments.slots] / unit.size_bytes  # fmt: skip
     at_rest = (resting, gaps.resting_bytes / unit.size_bytes)
     for j in np.flatnonzero(moments.tight & (overflow > 0)):
         left = ((away_again[j], 1.0), at_rest)
         model.add_row(overflow[j], INFINITY, (away_moved[j], 1.0), *left)
         model.add_row(overflow[j], INFINITY, (out[j], 1.0), (free[j], 1.0), (into[j], -1.0), *left)
         if moments.exact[j]:
-            _add_exact(model, gaps, int(at[j]), (first <= j) & (j < last), size, moved, again, overflow[j], at_rest,
-                       (out[j], free[j], into[j]))  # fmt: skip
+            around, crossed = (first <= j) & (j < last), (out[j], free[j], into[j])
+            _add_exact(model, gaps, int(moments.slots[j]), around, size, moved, again, overflow[j], at_rest, crossed)
 
-    extra = _recompute_time(model, gaps, unit, first, np.minimum(last, count), again, count)
-    end_time = _add_time(model, gaps, device, unit, at, out, into, extra, longest)
+    # What is recomputed was away at a moment at which memory is demanded: the run comes after the first of these.
+    demanded = [np.append(np.flatnonzero(where), count) for where in (moments.tight, moments.exact)]
+    living, dead = (after[np.searchsorted(after, first)] + 1 for after in demanded)
+    begin = np.minimum(np.where(gaps.lives, living, dead), count)
+    extra = _recompute_time(model, gaps, unit, begin, np.minimum(last, count), again, count)
+    end_time = _add_time(model, gaps, device, unit, moments, out, into, extra, longest)
     return Block(out, into, end_time, moved)
 
 
@@ -236,11 +257,10 @@ def _recompute_time(model, gaps, unit, first, last, again, count) -> np.ndarray:
     return done
 
 
-def _add_time(model, gaps, device, unit, at, out, into, done, longest) -> int:
+def _add_time(model, gaps, device, unit, moments, out, into, done, longest) -> int:
     """Start of each moment and the end of the block, from the block's start; returns the column of the end."""
-    count = len(at)
-    starts = np.concatenate([[0.0], np.cumsum(gaps.slot_s)]) / unit.time_s
-    instant = np.concatenate([starts[at], starts[-1:]])
+    count = len(moments.places)
+    instant = np.append(moments.from_start_s, gaps.slot_s.sum()) / unit.time_s
     time = model.add_columns(count + 1, 0.0, longest)
     rates = (
         (device.out_bytes_per_s, (out,)),

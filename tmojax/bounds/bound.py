@@ -80,7 +80,8 @@ def bound(problem: Problem, *, order: str = "default", time_limit_s: float = 20.
     gpu_list = gpus(problem)
     if uncovered or not gpu_list:
         message = "the linear program does not cover " + (" and ".join(uncovered) or "a machine without GPUs")
-        return _report(parts, parts[0].step_s, micro_batches, BoundStatus.COMPUTE_ONLY, message, begin, {})
+        busy_s = _steady_compute_s(problem)
+        return _report(parts, parts[0].step_s, micro_batches, BoundStatus.COMPUTE_ONLY, message, begin, {}, busy_s)
     program = StepLp(problem)
     details: dict[str, float | int | str] = {"threads": threads, **program.size()}
     status, message, repeated_s = BoundStatus.COMPLETE, "all parts solved to optimality", parts[0].step_s
@@ -134,7 +135,10 @@ def _solve(program: StepLp, previous: Answer | None, deadline: float, threads: i
 
 
 def _compute_part(problem: Problem, order: str) -> BoundPart:
-    paths = [critical_path(problem, device, order).total_s for device in range(problem.workload.device_count)]
+    programs = problem.workload.device_program
+    first = {program: programs.index(program) for program in set(programs)}
+    by_program = {program: critical_path(problem, device, order).total_s for program, device in first.items()}
+    paths = [by_program[program] for program in programs]
     device = max(range(len(paths)), key=paths.__getitem__)
     return BoundPart(
         "compute",
@@ -172,10 +176,8 @@ def _uncovered(problem: Problem, order: str) -> list[str]:
     return reasons
 
 
-def _report(parts, bound_s, micro_batches, status, message, begin, details, repeated_s=None) -> BoundReport:
+def _report(parts, bound_s, micro_batches, status, message, begin, details, repeated_s) -> BoundReport:
     largest = max(parts, key=lambda part: part.step_s)
     claimed = "memory" if bound_s == float("inf") else largest.name
-    if repeated_s is None:
-        repeated_s = bound_s if status is BoundStatus.INFEASIBLE else 0.0
     return BoundReport(bound_s, repeated_s, micro_batches, tuple(parts), claimed, status, message, solver_version(),
                        time.perf_counter() - begin, details)  # fmt: skip

@@ -58,9 +58,9 @@ class LinearModel:
         self._upper: list[np.ndarray] = []
         self._cost: list[np.ndarray] = []
         self._integer: list[np.ndarray] = []
-        self._row: list[np.ndarray] = []
-        self._column: list[np.ndarray] = []
-        self._value: list[np.ndarray] = []
+        self._row: list[int] = []
+        self._column: list[int] = []
+        self._value: list[float] = []
         self._row_lower: list[float] = []
         self._row_upper: list[float] = []
         self.columns = 0
@@ -83,13 +83,19 @@ class LinearModel:
         return np.arange(first, first + count)
 
     def add_row(self, lower: float, upper: float, *terms: tuple[Any, Any]) -> int:
-        """Add lower <= sum of values * columns <= upper; `terms` are (columns, values), scalars or arrays."""
+        """Add lower <= sum of values * columns <= upper; `terms` are (column, value) or arrays of columns with one
+        value for all or one for each."""
         row = self.rows
         for columns, values in terms:
-            index = np.atleast_1d(np.asarray(columns, np.int64))
-            self._row.append(np.full(len(index), row))
-            self._column.append(index)
-            self._value.append(np.broadcast_to(np.asarray(values, float), index.shape))
+            if isinstance(columns, np.ndarray):
+                count = len(columns)
+                self._column.extend(columns.tolist())
+                self._value.extend(values.tolist() if isinstance(values, np.ndarray) else [values] * count)
+            else:
+                count = 1
+                self._column.append(int(columns))
+                self._value.append(float(values))
+            self._row.extend([row] * count)
         self._row_lower.append(lower)
         self._row_upper.append(upper)
         return row
@@ -99,9 +105,8 @@ class LinearModel:
 
     def _entries(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(starts [columns + 1], rows, values) column-wise; entries of the same place are added up."""
-        row = np.concatenate(self._row) if self._row else np.zeros(0, np.int64)
-        column = np.concatenate(self._column) if self._column else np.zeros(0, np.int64)
-        value = np.concatenate(self._value) if self._value else np.zeros(0)
+        row, column = np.array(self._row, np.int64), np.array(self._column, np.int64)
+        value = np.array(self._value, float)
         key, inverse = np.unique(column * max(self.rows, 1) + row, return_inverse=True)
         value = np.bincount(inverse, weights=value, minlength=len(key)) if len(key) else value
         nonzero = value != 0

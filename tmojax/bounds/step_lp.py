@@ -48,32 +48,31 @@ class StepLp:
         self._rows: dict[int, tuple[str, float]] = {}
         self._micro_batches = problem.workload.micro_batches
         specs = device_classes(problem)
-        compute_s = max(critical_path(problem, spec.devices[0]).total_s for spec in specs) / self._micro_batches
+        read = [(spec, find_gaps(problem, spec.devices[0]), critical_path(problem, spec.devices[0])) for spec in specs]
+        compute_s = max(path.total_s for _, _, path in read) / self._micro_batches
         self.unit = Units(max(spec.capacity_bytes for spec in specs) / 10, max(compute_s, 1e-12) / 100)
-        self._longest = self._upper_limit(specs)
+        self._longest = self._upper_limit(read)
         self._step = int(self._model.add_columns(1, 0.0, self._longest, cost=1.0)[0])
-        self._classes = [self._add_class(spec) for spec in specs]
+        self._classes = [self._add_class(*one) for one in read]
         self._add_links()
 
     def size(self) -> dict[str, int]:
         return {"device_classes": len(self._classes), "gaps": sum(len(c.gaps.tensor) for c in self._classes),
-                "moments": sum(len(c.moments.slots) for c in self._classes)}  # fmt: skip
+                "moments": sum(len(c.moments.places) for c in self._classes)}  # fmt: skip
 
     def solve(self, time_limit_s: float, threads: int) -> Answer:
         return self._model.solve(time_limit_s=time_limit_s, threads=threads)
 
-    def _upper_limit(self, specs: list[DeviceClass]) -> float:
+    def _upper_limit(self, read: list[tuple[DeviceClass, Gaps, CriticalPath]]) -> float:
         """A time that the minimum cannot exceed: everything computed a few times over and everything copied one by
         one."""
         total_s = self.unit.time_s
-        for spec in specs:
-            gaps = find_gaps(self._problem, spec.devices[0])
+        for spec, gaps, path in read:
             rate = min((r for r in (spec.out_bytes_per_s, spec.in_bytes_per_s) if r > 0), default=1.0)
             moved = 2.0 * self._micro_batches * (float(gaps.size_bytes.sum()) + gaps.input_bytes) + 2.0 * float(
                 gaps.resting_bytes.sum()
             )
             runs = float(gaps.slot_s[gaps.producer[gaps.producer >= 0]].sum()) + float(gaps.slot_s.sum())
-            path = critical_path(self._problem, spec.devices[0])
             total_s += path.total_s + len(spec.devices) * (
                 self._micro_batches * runs + (moved + gaps.step_input_bytes) / rate
             )
@@ -84,10 +83,8 @@ class StepLp:
         )
         return 2.0 * (total_s + loads) / self.unit.time_s
 
-    def _add_class(self, spec: DeviceClass) -> _Class:
+    def _add_class(self, spec: DeviceClass, gaps: Gaps, path: CriticalPath) -> _Class:
         model, count = self._model, self._micro_batches
-        gaps = find_gaps(self._problem, spec.devices[0])
-        path = critical_path(self._problem, spec.devices[0])
         moments = choose_moments(gaps, spec.capacity_bytes)
         resting = model.add_columns(len(gaps.resting_bytes))
         # The first and the last micro-batch have their own decisions, because windows of time begin and end in them.
@@ -99,8 +96,8 @@ class StepLp:
                       + gaps.step_input_bytes) / self.unit.size_bytes  # fmt: skip
         moved_out = model.add_columns(max(len(spec.out_links), 1), 0.0, most)
         moved_in = model.add_columns(max(len(spec.in_links), 1), 0.0, most)
-        model.add_row(0.0, 0.0, (moved_out, 1.0), *((c, -np.asarray(v)) for c, v in out_terms))
-        model.add_row(fixed_in, fixed_in, (moved_in, 1.0), *((c, -np.asarray(v)) for c, v in in_terms))
+        model.add_row(0.0, 0.0, (moved_out, 1.0), *((c, -v) for c, v in out_terms))
+        model.add_row(fixed_in, fixed_in, (moved_in, 1.0), *((c, -v) for c, v in in_terms))
         name = self._problem.machine.devices[spec.devices[0]].name
         for label, rate, columns in (
             ("out", spec.out_bytes_per_s, (moved_out,)), ("in", spec.in_bytes_per_s, (moved_in,)),
@@ -234,9 +231,7 @@ class StepLp:
             places.append((begin, end, fits))
             # The window must not end before it begins, also when nothing crosses: some device starts p no earlier
             # than h.
-            starts = np.array(
-                [*member.path.before[-1, member.moments.slots], member.path.before[-1, -1] + member.gaps.slot_s[-1]]
-            )
+            starts = np.array([*self._starts(member, -1), member.path.before[-1, -1] + member.gaps.slot_s[-1]])
             any_fits |= fits & (starts[end][None, :] >= heads[:, None])
             for column in (c for wanted, c in ((leaves, "out"), (enters, "into")) if wanted):
                 first, last = (answer.values[getattr(member.blocks[k][1], column)] for k in (0, -1))
@@ -287,11 +282,18 @@ class StepLp:
         if enters and (inner := usable & (gaps.end < len(gaps.slot_op))).any():
             start = gaps.start[inner]
             first = min(first, float(np.where(start >= 0, ends[start], 0.0).min()))
-        return np.maximum(np.array([first, *before[member.moments.slots], ends[-1]]), first)
+        return np.maximum(np.array([first, *self._starts(member, 0), ends[-1]]), first)
+
+    @staticmethod
+    def _starts(member: _Class, micro_batch: int) -> np.ndarray:
+        """[J] least seconds from the start of the step to each moment of a micro-batch."""
+        return member.path.before[micro_batch, member.moments.slots] + member.moments.from_slot_s
 
     def _after(self, member: _Class) -> np.ndarray:
         """[J + 1] least seconds from each moment of the last micro-batch, and from its end, to the end of the step."""
-        return np.array([*member.path.after[-1, member.moments.slots], member.path.after_last_s])
+        return np.array(
+            [*(member.path.after[-1, member.moments.slots] - member.moments.from_slot_s), member.path.after_last_s]
+        )
 
     def binding(self, answer: Answer) -> str:
         """The rows with the largest multipliers, by name."""
