@@ -106,3 +106,11 @@ def test_a_reclaim_must_wait_for_its_own_return():
 def test_what_is_not_lent_is_reported():
     plan = TWO_LOANS.replace("lend 300 gpu0 2", device=1).replace("reclaim 2", device=1)
     assert (plan.place(0, "offload b gpu0 gpu1"), 300) in loan_violations(plan)
+
+
+def test_a_retired_workspace_may_be_lent():
+    plan = TWO_LOANS.replace("one: compute f1", "fetched: wait 9 compute", "f: compute f1", "one: retire f", device=1)
+    plan = plan.replace("prefetch x host gpu1", "p: prefetch x host gpu1", "signal 9 p", device=1)
+    assert loan_violations(plan) == []
+    early = plan.replace("signal 1 one", "signal 1 p", device=1)
+    assert (early.place(0, "offload a gpu0 gpu1"), 400) in loan_violations(early)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from plan_text import Plan, lines
-from small_plans import ENCODED, KEEP, RECOMPUTE, SLICED, SWAP, TWO_BATCHES, machine, problem, with_memory
+from small_plans import ENCODED, KEEP, LAYER, RECOMPUTE, SLICED, SWAP, TWO_BATCHES, machine, problem, with_memory
 from two_gpu_plans import LOAN, READER
 
 from tmojax.check import Rule, check
@@ -265,3 +265,25 @@ def test_an_update_reaches_the_views_and_outdates_their_copies():
     assert checked(plan).peak_bytes["gpu0"] == 100 + 400 + 8
     stale = replace(plan, initial=({"u": ("gpu0",), "v": ("gpu0", "host")},))
     assert [v.rule for v in check(stale.problem, stale.schedule()).violations] == [Rule.STATE_NOT_RESTORED]
+
+
+def test_the_storage_has_its_full_size_from_its_first_tensor_on():
+    ops = (Op("small", Phase.FORWARD, 1.0, reads=(0,), writes=(3,)), Op("large", Phase.FORWARD, 1.0, reads=(3,)))
+    workload = Workload("small", (Program("small", ALIASED.tensors, ops),), (0,), 1, "synthetic")
+    text = lines("""
+    prefetch x host gpu0
+    compute small
+    compute large
+    release x gpu0
+    release z gpu0
+    """)
+    # u and v, which no op writes, are inputs here: their storage on the host counts once
+    peaks = checked(Plan(problem(workload, machine(1)), (text,), ({},))).peak_bytes
+    assert peaks == {"host": 100 + 400 + 8, "gpu0": 100 + 400}
+
+
+def test_a_block_of_a_power_of_two_is_not_rounded():
+    tensors = tuple(replace(t, size_bytes={"x": 128, "w": 1025, "a": 1}.get(t.name, 300)) for t in LAYER.tensors)
+    workload = Workload("powers", (replace(LAYER, tensors=tensors),), (0,), 1, "synthetic")
+    box = machine(1, pinned_power_of_two=True)
+    assert checked(replace(SWAP, problem=problem(workload, box))).peak_bytes["host"] == 128 + 2048 + 1
