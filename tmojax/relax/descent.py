@@ -21,11 +21,15 @@ from tmojax.cost.timeline import Limits, Step
 from tmojax.errors import InputError
 
 
+LAST_RATE = 0.03  # share of the learning rate that is left at the end (cosine)
+MEMORY = 0.99  # adam's second moment: penalties and the binary pressure grow, so old gradients must be forgotten
+
+
 @dataclass(frozen=True)
 class Descent:
     """Settings of the optimisation.
 
-    bins: parts of the period in which shared links are checked. learning_rate: of adam, decaying to a tenth
+    bins: parts of the period in which shared links are checked. learning_rate: of adam, at the start
     (cosine). penalty_start, penalty_end: of the augmented Lagrangian, growing geometrically. multiplier_steps:
     steps between two updates of the multipliers. homotopy_share: part of the steps over which shared links shrink
     from (users x bandwidth) to their bandwidth. binary_share: last part of the steps, over which fractional choices
@@ -33,7 +37,7 @@ class Descent:
     """
 
     bins: int = 96
-    learning_rate: float = 0.03
+    learning_rate: float = 0.15
     penalty_start: float = 3.0
     penalty_end: float = 30.0
     multiplier_steps: int = 20
@@ -97,7 +101,7 @@ def descend(model: PeriodicModel, variables: Any, steps: int, settings: Descent,
     weights = limit_weights(model, settings.bins)
     rounds = max(1, steps // settings.multiplier_steps)
     total = rounds * settings.multiplier_steps
-    optimiser = optax.adam(optax.cosine_decay_schedule(settings.learning_rate, total, 0.1))
+    optimiser = optax.adam(optax.cosine_decay_schedule(settings.learning_rate, total, LAST_RATE), b2=MEMORY)
 
     def loss(variables, multipliers, penalty, progress):
         value, limits, other = evaluate(variables, progress)

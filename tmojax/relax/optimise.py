@@ -108,7 +108,11 @@ def optimise(model: PeriodicModel, *, restarts: int = 4, steps: int = 2000, seed
         raise InputError(f"restarts {restarts}, steps {steps}: give at least 1 and {settings.multiplier_steps}")
     if len(warm_starts) > restarts:
         raise InputError(f"warm_starts: {len(warm_starts)} given; raise restarts ({restarts}) to at least that")
-    starts = [initial_variables(model, jax.random.fold_in(jax.random.key(seed), number)) for number in range(restarts)]
+    # Every other start has all GPUs begin at once: a stagger costs time at the ends, which few micro-batches do not repay.
+    starts = [
+        initial_variables(model, jax.random.fold_in(jax.random.key(seed), number), spread=number % 2 == 0)
+        for number in range(restarts)
+    ]
     for number, warm in enumerate(warm_starts):
         starts[number] = warm_variables(model, warm, starts[number])
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *starts)
@@ -147,18 +151,20 @@ def _fractional_gb(model: PeriodicModel, choice: Float[Array, "gpu candidate 3"]
     return jnp.sum(model.size_gb * (1 - jnp.sum(jnp.square(choice), axis=-1)))
 
 
-def initial_variables(model: PeriodicModel, key: Array) -> Variables:
-    """A random start: fractions near a third each, starts spread evenly over a period with jitter."""
+def initial_variables(model: PeriodicModel, key: Array, *, spread: bool) -> Variables:
+    """A random start: fractions near a third each; GPUs begin evenly spread over a period in random order, or at
+    once.
+    """
     keys = jax.random.split(key, 6)
     gpus, slots, count, dtype = model.gpus, model.slots, model.size_gb.shape[1], model.slot_s.dtype
-    spread = jax.random.permutation(keys[5], jnp.arange(1, gpus)) / gpus
+    phase = jax.random.permutation(keys[5], jnp.arange(1, gpus)) / gpus if spread else jnp.full(gpus - 1, 0.01)
     return Variables(
         choice=0.5 * jax.random.normal(keys[0], (gpus, count, 3), dtype),
         state_out=0.5 * jax.random.normal(keys[1], (gpus,), dtype),
         stall=0.3 + 0.1 * jax.random.normal(keys[2], (gpus, slots), dtype),
         out_share=-1.0 + 0.3 * jax.random.normal(keys[3], (gpus, slots), dtype),
         in_share=-1.0 + 0.3 * jax.random.normal(keys[4], (gpus, slots), dtype),
-        phase=jnp.concatenate([jnp.zeros(1), spread]).astype(dtype),
+        phase=jnp.concatenate([jnp.zeros(1), phase]).astype(dtype),
     )
 
 

@@ -162,16 +162,17 @@ def _repair(view: StepView, choice: np.ndarray, leaving: np.ndarray, soft: np.nd
 
 
 def _bring_back(view: StepView, choice: np.ndarray, soft: np.ndarray, capacity: float) -> np.ndarray:
-    """Keep dropped candidates that backward uses, largest fraction of keep first, while memory allows."""
+    """Keep dropped candidates that backward uses, largest fraction of keep first, while memory allows.
+
+    What their inputs then need no more is not counted as free.
+    """
     choice = choice.copy()
+    room = capacity - resident_bytes(view, choice)
+    wanted = wanted_from(view, choice)
     dropped = np.flatnonzero((choice == Choice.RECOMPUTE) & view.needed & (soft[:, Choice.KEEP] > 0.05))
-    room = float((capacity - resident_bytes(view, choice)).min())
     for index in dropped[np.argsort(-soft[dropped, Choice.KEEP], kind="stable")].tolist():
-        if view.size_bytes[index] > room and room <= 0:
-            break
-        trial = choice.copy()
-        trial[index] = Choice.KEEP
-        left = float((capacity - resident_bytes(view, trial)).min())
-        if left >= 0:
-            choice, room = trial, left
+        gap = slice(int(view.idle_from[index]) + 1, int(wanted[index]))
+        if gap.stop <= gap.start or room[gap].min() >= view.size_bytes[index]:
+            choice[index] = Choice.KEEP
+            room[gap] -= view.size_bytes[index]
     return choice
