@@ -84,7 +84,9 @@ def random_problem(seed: int, *, factor: float = 2.0, actions=(Action.OFFLOAD, A
         upstream = tensor(f"g{i}", TensorKind.GRADIENT)
         if micro_batches == 1:
             gradient = tensor(f"dw{i}", TensorKind.GRADIENT, most=10)
-            ops.append(Op(f"b{i}", Phase.BACKWARD, seconds(), (*reads, weights[i]), (upstream, gradient), layer=f"h{i // 2}"))
+            ops.append(
+                Op(f"b{i}", Phase.BACKWARD, seconds(), (*reads, weights[i]), (upstream, gradient), layer=f"h{i // 2}")
+            )
         else:
             gradient = tensor(f"dw{i}", TensorKind.GRADIENT, Lifetime.STATE, 10)
             ops.append(Op(f"b{i}", Phase.BACKWARD, seconds(), (*reads, weights[i]), (upstream,), (gradient,),

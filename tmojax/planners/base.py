@@ -36,10 +36,12 @@ class PlanResult:
     """The one result type of all planners.
 
     `step_s`: time of `schedule` in the exact simulator, seconds (inf without one). `plan_s` is the whole planning time,
-    compilation included; `compile_s` the compilation inside it. `message`: one sentence, with the reason when there is no plan.
-    `details`: figures of the planner's own (claimed objective, solver, gap, start, stages) with units in their names; JSON values only.
-    `time_limited`: the plan depends on how fast the machine is. `candidate`: the decisions behind the schedule, where the
-    planner makes such, so that others can start from them.
+    compilation included; `compile_s` the compilation inside it. `message`: one sentence, with the reason when there
+    is no plan.
+    `details`: figures of the planner's own (claimed objective, solver, gap, start, stages) with units in their
+    names; JSON values only.
+    `time_limited`: the plan depends on how fast the machine is. `candidate`: the decisions behind the schedule,
+    where the planner makes such, so that others can start from them.
     """
 
     planner: str

@@ -10,20 +10,24 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from tmojax.bounds.highs import SolverStatus
+from tmojax.errors import InputError
 from tmojax.planners.base import Planner, PlanResult, Status, Stopwatch, does_not_fit
 from tmojax.planners.repair import repair
-from tmojax.planners.sweep import even_starts, sweep
-from tmojax.planners.workbench import Workbench
+from tmojax.planners.sweep import POLICIES, even_starts, sweep
+from tmojax.planners.workbench import Candidate, Workbench
 from tmojax.problem import Action, LinkPolicyKind, Problem
-from tmojax.relax.coordinate import Coordination, host_links
-from tmojax.relax.decisions import DeviceDecision
+from tmojax.relax.coordinate import Coordination, host_links, together
+from tmojax.relax.decisions import DeviceDecision, Rest
 from tmojax.relax.decode import DoesNotFit
 from tmojax.relax.fluid_milp import FluidSolution, PathRates, solve_fluid
 
 
 def path_rates(problem: Problem, device: int, *, shared: bool) -> PathRates:
-    """Rates of a device's host path, bytes per second: alone, or (`shared`) divided by the devices that use each link."""
+    """Rates of a device's host path, bytes per second: alone, or (`shared`) divided by the devices that use each
+    link."""
     machine = problem.machine
     spec = machine.devices[device]
     out = set(machine.route(spec.memory, spec.host_memory).links)
@@ -50,9 +54,7 @@ def collective_bytes(problem: Problem, device: int) -> float:
     for collective in workload.collectives:
         for link, load in machine.collective_loads(collective.kind, collective.devices).items():
             total[link] = total.get(link, 0.0) + load * collective.size_bytes
-    return max(
-        (total.get(link, 0.0) / sum(link in used for used in users) for link in users[device]), default=0.0
-    )
+    return max((total.get(link, 0.0) / sum(link in used for used in users) for link in users[device]), default=0.0)
 
 
 @dataclass(frozen=True)
@@ -64,15 +66,60 @@ class _FluidPlanner(Planner):
     threads: int = 1
 
     @abstractmethod
-    def _solve(self, problem: Problem, bench: Workbench, device: int) -> FluidSolution:
-        """The selection for one device."""
+    def _limits(self, problem: Problem, device: int) -> dict[str, Any]:
+        """What the model knows of the links: the arguments rates, budget, budget_taken_bytes of `solve_fluid`."""
 
-    def _select(self, bench: Workbench) -> tuple[tuple[DeviceDecision, ...] | DoesNotFit | None, dict[str, Any]]:
-        """Decisions of all devices, one solve per class; with the figures of the solves."""
+    @abstractmethod
+    def _coordinate(self, bench: Workbench, decisions: tuple[DeviceDecision, ...]) -> Candidate | DoesNotFit:
+        """The schedule of the selected decisions."""
+
+    def plan(self, problem: Problem, *, seed: int = 0, seeds: tuple[PlanResult, ...] = ()) -> PlanResult:
+        watch = Stopwatch()
+        bench = Workbench(problem)
+        decisions, details = self._select(bench, seeds)
+        if isinstance(decisions, DoesNotFit):
+            return does_not_fit(self.name, problem, decisions, watch)
+        limited = any(solve["status"] == SolverStatus.TIME_LIMIT.value for solve in details["solves"])
+        if decisions is None:
+            last = details["solves"][-1]
+            message = f"the solver ended with {last['status']} and without a solution after {last['solve_s']:.1f} s"
+            return PlanResult(
+                self.name,
+                Status.NOT_FOUND,
+                message=message,
+                plan_s=watch.read_s(),
+                time_limited=limited,
+                details=details,
+            )
+        found = self._coordinate(bench, decisions)
+        if isinstance(found, DoesNotFit):
+            return does_not_fit(self.name, problem, found, watch)
+        # The model's optimum is decoded and coordinated outside of it, so the schedule is not proved optimal for it.
+        status = Status.TIME_LIMIT if limited else Status.FEASIBLE
+        return PlanResult(
+            self.name, status, found.schedule, found.step_s, watch.read_s(), candidate=found, time_limited=limited,
+            details=details,
+        )  # fmt: skip
+
+    def _select(self, bench: Workbench, seeds: tuple[PlanResult, ...]):
+        """(decisions of all devices, None without a solution, or why they do not fit; figures of the solves).
+
+        One solve per class of equal devices.
+        """
+        actions = bench.problem.actions
         chosen: dict[int, DeviceDecision] = {}
         details: dict[str, Any] = {"solves": []}
         for device in sorted(set(bench.device_class)):
-            solution = self._solve(bench.problem, bench, device)
+            solution = solve_fluid(
+                bench.view(device),
+                capacity_bytes=bench.problem.capacity_bytes(device),
+                allow_offload=Action.OFFLOAD in actions,
+                allow_recompute=Action.RECOMPUTE in actions,
+                time_limit_s=self.time_limit_s,
+                gap=self.gap,
+                threads=self.threads,
+                **self._limits(bench.problem, device),
+            )
             details["solves"].append(_figures(solution))
             if solution.decision is None:
                 return None, details
@@ -81,22 +128,6 @@ class _FluidPlanner(Planner):
                 return fitted, details
             chosen[device] = fitted
         return tuple(chosen[first] for first in bench.device_class), details
-
-    def _options(self, problem: Problem) -> dict[str, Any]:
-        return {
-            "allow_offload": Action.OFFLOAD in problem.actions,
-            "allow_recompute": Action.RECOMPUTE in problem.actions,
-            "time_limit_s": self.time_limit_s,
-            "gap": self.gap,
-            "threads": self.threads,
-        }
-
-    def _failed(self, problem: Problem, found: DoesNotFit | None, details: dict[str, Any], watch: Stopwatch) -> PlanResult:
-        if found is not None:
-            return does_not_fit(self.name, problem, found, watch)
-        last = details["solves"][-1]
-        message = f"the solver ended with {last['status']} and without a solution after {last['solve_s']:.1f} s"
-        return PlanResult(self.name, Status.NOT_FOUND, message=message, plan_s=watch.read_s(), details=details)
 
 
 def _figures(solution: FluidSolution) -> dict[str, Any]:
@@ -115,12 +146,6 @@ def _figures(solution: FluidSolution) -> dict[str, Any]:
     }
 
 
-def _ended(details: dict[str, Any]) -> Status:
-    """Time limit if any solve met it; the schedule is a decode of the model's optimum, so otherwise merely feasible."""
-    limited = any(solve["status"] == SolverStatus.TIME_LIMIT.value for solve in details["solves"])
-    return Status.TIME_LIMIT if limited else Status.FEASIBLE
-
-
 @dataclass(frozen=True)
 class Oblivious(_FluidPlanner):
     """Contention-oblivious large-model support: each GPU plans as if the path were its own (what TMO compares with).
@@ -133,31 +158,28 @@ class Oblivious(_FluidPlanner):
     policy: str = "fair"
     stagger_share: float = 0.0
 
-    def _solve(self, problem: Problem, bench: Workbench, device: int) -> FluidSolution:
-        rates = path_rates(problem, device, shared=False)
-        return solve_fluid(bench.view(device), capacity_bytes=problem.capacity_bytes(device), rates=rates,
-                           **self._options(problem))  # fmt: skip
+    def __post_init__(self) -> None:
+        policies = [kind.value for kind in POLICIES]
+        if self.policy not in policies:
+            raise InputError(f"policy: {self.policy!r} is unknown; choose one of {', '.join(policies)}")
+        if not 0 <= self.stagger_share <= 1:
+            raise InputError(f"stagger_share: {self.stagger_share} must be between 0 and 1")
 
-    def plan(self, problem: Problem, *, seed: int = 0, seeds: tuple[PlanResult, ...] = ()) -> PlanResult:
-        watch = Stopwatch()
-        bench = Workbench(problem)
+    def _limits(self, problem: Problem, device: int) -> dict[str, Any]:
+        return {"rates": path_rates(problem, device, shared=False)}
+
+    def _select(self, bench: Workbench, seeds: tuple[PlanResult, ...]):
+        for earlier in seeds:
+            if "oblivious_selection" in earlier.details and earlier.candidate is not None:
+                return earlier.candidate.decisions, {**earlier.details, "selection_from": earlier.planner}
+        decisions, details = super()._select(bench, seeds)
+        return decisions, {**details, "oblivious_selection": True}
+
+    def _coordinate(self, bench: Workbench, decisions: tuple[DeviceDecision, ...]) -> Candidate | DoesNotFit:
         policy = LinkPolicyKind(self.policy)
-        earlier = next((s for s in seeds if "oblivious_selection" in s.details and s.candidate is not None), None)
-        if earlier is not None and earlier.candidate is not None:
-            selected = earlier.candidate.decisions
-            details = {**earlier.details, "selection_from": earlier.planner}
-        else:
-            found, details = self._select(bench)
-            if found is None or isinstance(found, DoesNotFit):
-                return self._failed(problem, found, details, watch)
-            selected, details = found, {**details, "oblivious_selection": True}
-        ranks = tuple(range(bench.device_count)) if policy is LinkPolicyKind.PRIORITY else ()
-        coordination = Coordination(even_starts(bench, self.stagger_share), policy, ranks, bench.slots())
-        best = bench.evaluate(selected, coordination)
-        assert not isinstance(best, DoesNotFit)
-        status = _ended(details)
-        return PlanResult(self.name, status, best.schedule, best.step_s, watch.read_s(), candidate=best,
-                          time_limited=status is Status.TIME_LIMIT, details=details)  # fmt: skip
+        rank = tuple(range(bench.device_count)) if policy is LinkPolicyKind.PRIORITY else ()
+        starts = even_starts(bench, self.stagger_share)
+        return bench.evaluate(decisions, Coordination(starts, policy, rank, bench.slots()))
 
 
 @dataclass(frozen=True)
@@ -166,59 +188,36 @@ class LockstepMilp(_FluidPlanner):
 
     name: str = "lockstep-milp"
 
-    def _solve(self, problem: Problem, bench: Workbench, device: int) -> FluidSolution:
-        rates = path_rates(problem, device, shared=True)
-        return solve_fluid(bench.view(device), capacity_bytes=problem.capacity_bytes(device), rates=rates,
-                           **self._options(problem))  # fmt: skip
+    def _limits(self, problem: Problem, device: int) -> dict[str, Any]:
+        return {"rates": path_rates(problem, device, shared=True)}
 
-    def plan(self, problem: Problem, *, seed: int = 0, seeds: tuple[PlanResult, ...] = ()) -> PlanResult:
-        watch = Stopwatch()
-        bench = Workbench(problem)
-        found, details = self._select(bench)
-        if found is None or isinstance(found, DoesNotFit):
-            return self._failed(problem, found, details, watch)
-        best = bench.evaluate(found, Coordination(even_starts(bench, 0.0)))
-        assert not isinstance(best, DoesNotFit)
-        status = _ended(details)
-        return PlanResult(self.name, status, best.schedule, best.step_s, watch.read_s(), candidate=best,
-                          time_limited=status is Status.TIME_LIMIT, details=details)  # fmt: skip
+    def _coordinate(self, bench: Workbench, decisions: tuple[DeviceDecision, ...]) -> Candidate | DoesNotFit:
+        return bench.evaluate(decisions, together(bench.problem))
 
 
 @dataclass(frozen=True)
 class BudgetMilp(_FluidPlanner):
-    """One GPU at the full rate, with the bytes of all GPUs limited by link capacity times step time; then pruning (by the
-    decode), and a sweep of link policies and phases: the strongest known simple rival on symmetric boxes."""
+    """One GPU at the full rate, with the bytes of all GPUs limited by link capacity times step time; then pruning
+    (by the decode), and a sweep of link policies and phases: the strongest known simple rival on symmetric boxes."""
 
     name: str = "budget-milp"
 
-    def _solve(self, problem: Problem, bench: Workbench, device: int) -> FluidSolution:
-        return solve_fluid(
-            bench.view(device), capacity_bytes=problem.capacity_bytes(device),
-            rates=path_rates(problem, device, shared=False), budget=path_rates(problem, device, shared=True),
-            budget_taken_bytes=collective_bytes(problem, device), **self._options(problem),
-        )  # fmt: skip
+    def _limits(self, problem: Problem, device: int) -> dict[str, Any]:
+        return {
+            "rates": path_rates(problem, device, shared=False),
+            "budget": path_rates(problem, device, shared=True),
+            "budget_taken_bytes": collective_bytes(problem, device),
+        }
 
-    def plan(self, problem: Problem, *, seed: int = 0, seeds: tuple[PlanResult, ...] = ()) -> PlanResult:
-        watch = Stopwatch()
-        bench = Workbench(problem)
-        found, details = self._select(bench)
-        if found is None or isinstance(found, DoesNotFit):
-            return self._failed(problem, found, details, watch)
-        best = None
-        for decisions in _state_variants(bench, found):
-            swept = sweep(bench, decisions)
-            if not isinstance(swept, DoesNotFit) and (best is None or swept.step_s < best.step_s):
-                best = swept
-        assert best is not None
-        status = _ended(details)
-        return PlanResult(self.name, status, best.schedule, best.step_s, watch.read_s(), candidate=best,
-                          time_limited=status is Status.TIME_LIMIT, details=details)  # fmt: skip
-
-
-def _state_variants(bench: Workbench, decisions: tuple[DeviceDecision, ...]):
-    """The decisions as they are, and with the state that leaves on the device at the seam between steps."""
-    yield decisions
-    if any(decision.state_out.any() for decision in decisions):
-        yield tuple(
-            DeviceDecision(decision.choice, decision.state_out.astype("int8") * 2) for decision in decisions
-        )
+    def _coordinate(self, bench: Workbench, decisions: tuple[DeviceDecision, ...]) -> Candidate | DoesNotFit:
+        best = sweep(bench, decisions)
+        if any(decision.state_out.any() for decision in decisions):
+            # The model lets state rest on the host; it may as well be on the device across the seam of steps.
+            away = tuple(
+                DeviceDecision(decision.choice, np.where(decision.state_out, Rest.AWAY, Rest.ON_DEVICE).astype(np.int8))
+                for decision in decisions
+            )
+            other = sweep(bench, away)
+            if isinstance(best, DoesNotFit) or (not isinstance(other, DoesNotFit) and other.step_s < best.step_s):
+                best = other
+        return best

@@ -1,6 +1,8 @@
-"""The gradient planner: relaxation, gradient descent, rounding, exact sweep, local search; and the same without gradient.
+"""The gradient planner: relaxation, gradient descent, rounding, exact sweep, local search; and the same without
+gradient.
 
-Both start from the best plan that other planners of the run have found, or from strategies of their own when there is none,
+Both start from the best plan that other planners of the run have found, or from strategies of their own when there
+is none,
 so neither is ever slower than what it started from. `local-search` spends the same number of exact simulations
 and differs only in the gradient: the difference between the two is what the gradient adds.
 """
@@ -98,8 +100,8 @@ class LocalSearch(Planner):
 class Gradient(Planner):
     """Gradient descent through the relaxed cost model (docs/cost-model.md), then rounding and local search.
 
-    restarts: relaxations optimised side by side; steps: optimiser steps of each. roundings: rounded decisions decoded and
-    simulated; the best `finalists` of them get the full sweep of policies and staggers.
+    restarts: relaxations optimised side by side; steps: optimiser steps of each. roundings: rounded decisions
+    decoded and simulated; the best `finalists` of them get the full sweep of policies and staggers.
     """
 
     name: str = "gradient"
@@ -119,7 +121,9 @@ class Gradient(Planner):
         starts = find_starts(bench, seeds)
         views = [bench.view(d) for d in range(bench.device_count)]
         model = relax_problem(problem, views)
-        warm = [(start.candidate.decisions, start.candidate.coordination.start_share) for start in starts]
+        warm = [
+            (start.candidate.decisions, start.candidate.coordination.start_share) for start in starts[: self.restarts]
+        ]
         solution = optimise(model, restarts=self.restarts, steps=self.steps, seed=seed, warm_starts=warm)
         relaxed_s = watch.read_s()
         rounded = round_solution(model, solution, views, most=self.roundings)
@@ -165,7 +169,8 @@ class Gradient(Planner):
         return best
 
     def _search(self, bench, entries: list[Start], gradient_best: Candidate | None, seed: int):
-        """Local search from the best entry, and with half of the simulations from the rounded relaxation if that is another."""
+        """Local search from the best entry, and with half of the simulations from the rounded relaxation if that is
+        another."""
         settings, halves = self.search, [entries[0].candidate]
         if gradient_best is not None and gradient_best is not entries[0].candidate:
             halves.append(gradient_best)

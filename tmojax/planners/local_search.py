@@ -21,8 +21,8 @@ from tmojax.relax.decode import NEVER, DoesNotFit
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """evaluations: exact simulations at most. instructions: total simulated instructions at most, so that large problems
-    take bounded time. start_threshold: relative slow-down accepted at first; it falls linearly to zero."""
+    """evaluations: exact simulations at most. instructions: total simulated instructions at most, so that large
+    problems take bounded time. start_threshold: relative slow-down accepted at first; it falls linearly to zero."""
 
     evaluations: int = 400
     instructions: int = 12_000_000
@@ -37,7 +37,9 @@ class SearchLog:
     improvements: dict[str, int]
 
 
-def local_search(bench: Workbench, start: Candidate, settings: SearchSettings, seed: int) -> tuple[Candidate, SearchLog]:
+def local_search(
+    bench: Workbench, start: Candidate, settings: SearchSettings, seed: int
+) -> tuple[Candidate, SearchLog]:
     """Improve `start`; the result is never slower. Deterministic for a seed."""
     rng = np.random.default_rng(seed)
     moves = _Moves(bench, rng)
@@ -165,8 +167,10 @@ class _Moves:
 
     def _flip_state(self, view: StepView, decision: DeviceDecision) -> DeviceDecision:
         """Let a random run of state tensors, all resting or all in use by micro-batches, rest elsewhere."""
-        resting = bool(self.rng.integers(2)) if view.state_resting.any() and not view.state_resting.all() else bool(
-            view.state_resting.any()
+        resting = (
+            bool(self.rng.integers(2))
+            if view.state_resting.any() and not view.state_resting.all()
+            else bool(view.state_resting.any())
         )
         members = np.flatnonzero(view.state_resting == resting)
         length = int(self.rng.integers(1, len(members) + 1))
@@ -178,7 +182,8 @@ class _Moves:
 
 
 def _roles(bench: Workbench, device: int) -> list[np.ndarray]:
-    """Candidates grouped by what they are in their layer: their producer's name without the layer's, in order of the layers.
+    """Candidates grouped by what they are in their layer: their producer's name without the layer's, in order of the
+    layers.
 
     Negligible candidates (less than a thousandth of the largest) are left out.
     """

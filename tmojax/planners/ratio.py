@@ -17,7 +17,6 @@ from tmojax.relax.coordinate import host_links
 from tmojax.relax.decisions import Choice, DeviceDecision, Rest, keep_everything
 from tmojax.relax.decode import DoesNotFit
 
-
 # Where state rests: what rests in the micro-batches anyway, and what they use.
 RESTS = ((Rest.ON_DEVICE, Rest.ON_DEVICE), (Rest.ON_HOST, Rest.ON_DEVICE), (Rest.AWAY, Rest.ON_DEVICE),
          (Rest.ON_DEVICE, Rest.AWAY), (Rest.AWAY, Rest.AWAY), (Rest.ON_HOST, Rest.AWAY))  # fmt: skip
@@ -68,7 +67,8 @@ def fair_rate(bench: Workbench, device: int) -> float:
 @dataclass(frozen=True)
 class RatioSweep(Planner):
     """The fastest of several thresholds, all GPUs alike, each with the best policy and stagger, with optimizer state at
-    home and away. A threshold leaves so many bytes to be offloaded that they take `link_loads` times the compute time of a micro-batch
+    home and away. A threshold leaves so many bytes to be offloaded that they take `link_loads` times the compute
+    time of a micro-batch
     on the device's share of its links; 0 recomputes everything that can be. The best `finalists` get the full sweep."""
 
     name: str = "ratio-sweep"
@@ -110,7 +110,7 @@ class RatioSweep(Planner):
             for key, view in views.items()
         }
         # First every way for the state at a few loads, then all loads for the ways that did best.
-        for across, rest, load in itertools.product(families, rests, loads[:: 3]):
+        for across, rest, load in itertools.product(families, rests, loads[::3]):
             attempt(across, rest, load)
         promising = sorted(tried, key=lambda key: tried[key][:2])
         for across, rest in list(dict.fromkeys(key[:2] for key in promising))[:3]:

@@ -10,7 +10,9 @@ from tmojax.relax.decisions import Choice, DeviceDecision, Rest
 from tmojax.relax.decode import DeviceList, DoesNotFit
 
 
-def repair(bench: Workbench, device: int, decision: DeviceDecision, most_rounds: int = 60) -> DeviceDecision | DoesNotFit:
+def repair(
+    bench: Workbench, device: int, decision: DeviceDecision, most_rounds: int = 60
+) -> DeviceDecision | DoesNotFit:
     """`decision`, or one that keeps less where it does not fit; the last failure if nothing helps.
 
     In each round the largest tensors that are kept and idle at the failing op are offloaded (recomputed, if offload is

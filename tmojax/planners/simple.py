@@ -24,7 +24,8 @@ def offload_everything(view: StepView) -> DeviceDecision:
 
 
 def segments(problem: Problem, view: StepView, layers_per_segment: int) -> np.ndarray:
-    """Segment of every slot's op [Q]: runs of forward ops with one layer label count as a layer, in order of appearance.
+    """Segment of every slot's op [Q]: runs of forward ops with one layer label count as a layer, in order of
+    appearance.
 
     Backward slots get -1.
     """

@@ -23,8 +23,8 @@ def sweep(bench: Workbench, decisions: tuple[DeviceDecision, ...], *, shares: It
           starts: Iterable[tuple[float, ...]] = ()) -> Candidate | DoesNotFit:  # fmt: skip
     """The fastest of all combinations of policy and stagger for `decisions`.
 
-    `shares` are even staggers; `starts` are further start shares of all devices, for example the phases of a relaxation.
-    With one device only the policy is tried.
+    `shares` are even staggers; `starts` are further start shares of all devices, for example the phases of a
+    relaxation. With one device only the policy is tried.
     """
     lookahead = (NEVER,) * bench.device_count
     options = dict.fromkeys([*(even_starts(bench, share) for share in shares), *starts])

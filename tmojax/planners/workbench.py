@@ -20,7 +20,8 @@ from tmojax.simulate import Prepared, prepare
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A complete plan before it is checked: decisions of all devices, how they are coordinated, and its simulated time."""
+    """A complete plan before it is checked: decisions of all devices, how they are coordinated, and its simulated
+    time."""
 
     decisions: tuple[DeviceDecision, ...]
     coordination: Coordination
@@ -105,8 +106,13 @@ class Workbench:
             built.append(found)
         return built
 
-    def prepare(self, decisions: tuple[DeviceDecision, ...], coordination: Coordination, lookahead_runs: tuple[int, ...] = (),
-                release_at_once: bool = False) -> tuple[Schedule, Prepared] | DoesNotFit:  # fmt: skip
+    def prepare(
+        self,
+        decisions: tuple[DeviceDecision, ...],
+        coordination: Coordination,
+        lookahead_runs: tuple[int, ...] = (),
+        release_at_once: bool = False,
+    ) -> tuple[Schedule, Prepared] | DoesNotFit:
         """Decode, assemble and lower for the simulator."""
         built = self.lists(decisions, lookahead_runs, release_at_once)
         if isinstance(built, DoesNotFit):
@@ -114,8 +120,13 @@ class Workbench:
         schedule = assemble(self.problem, built, coordination)
         return schedule, prepare(self.problem, schedule)
 
-    def evaluate(self, decisions: tuple[DeviceDecision, ...], coordination: Coordination,
-                 lookahead_runs: tuple[int, ...] = (), release_at_once: bool = False) -> Candidate | DoesNotFit:  # fmt: skip
+    def evaluate(
+        self,
+        decisions: tuple[DeviceDecision, ...],
+        coordination: Coordination,
+        lookahead_runs: tuple[int, ...] = (),
+        release_at_once: bool = False,
+    ) -> Candidate | DoesNotFit:
         """Decode, assemble and simulate."""
         prepared = self.prepare(decisions, coordination, lookahead_runs, release_at_once)
         if isinstance(prepared, DoesNotFit):
@@ -129,7 +140,9 @@ class Workbench:
         """The best of several link policies for given starts; the lists are lowered once."""
         slots = self.slots()
         options = [
-            Coordination(start_share, kind, tuple(range(self.device_count)) if kind is LinkPolicyKind.PRIORITY else (), slots)
+            Coordination(
+                start_share, kind, tuple(range(self.device_count)) if kind is LinkPolicyKind.PRIORITY else (), slots
+            )
             for kind in policies
         ]
         prepared = self.prepare(decisions, options[0], lookahead_runs)

@@ -87,7 +87,7 @@ class Interference:
 
 @dataclass(frozen=True, slots=True)
 class Overheads:
-    """Fixed costs: per op launch, per transfer set-up (holds the copy engine), per hand-over of a signal to another device."""
+    """Fixed costs: of an op launch, of a transfer set-up (holds the copy engine), of handing a signal to another device."""
 
     launch_s: float = 0.0
     transfer_setup_s: float = 0.0
@@ -96,7 +96,7 @@ class Overheads:
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """A compression: encoded size = ceil(size * numerator / denominator); rates are plain bytes per second on the device.
+    """A compression: encoded size = ceil(size * numerator / denominator); rates are plain bytes per second.
 
     `workspace_numerator / denominator` of the plain size is scratch while encoding or decoding.
     """
@@ -141,7 +141,8 @@ class Machine:
         except KeyError:
             names = [memory.name for memory in self.memories]
             raise InputError(
-                f"machine {self.name!r} has no route from {names[source]!r} to {names[destination]!r}; add one to `routes`"
+                f"machine {self.name!r} has no route from {names[source]!r} to {names[destination]!r}; "
+                f"add one to `routes`"
             ) from None
 
     def has_route(self, source: int, destination: int) -> bool:
@@ -211,7 +212,9 @@ def validate_machine(machine: Machine) -> None:
                 f"{memory.capacity_bytes}"
             )
         if memory.pinned_limit_bytes < -1:
-            raise InputError(f"memory {memory.name!r}: pinned_limit_bytes {memory.pinned_limit_bytes} must be -1 or more")
+            raise InputError(
+                f"memory {memory.name!r}: pinned_limit_bytes {memory.pinned_limit_bytes} must be -1 or more"
+            )
     for link in machine.links:
         if not 0 < link.bandwidth_bytes_per_s < float("inf"):
             raise InputError(
@@ -229,7 +232,11 @@ def validate_machine(machine: Machine) -> None:
         ):
             if not 0 <= value < count:
                 raise InputError(f"{where}: there is no {label} {value}")
-        if not route.links or len(set(route.links)) != len(route.links) or len(set(route.engines)) != len(route.engines):
+        if (
+            not route.links
+            or len(set(route.links)) != len(route.links)
+            or len(set(route.engines)) != len(route.engines)
+        ):
             raise InputError(f"{where}: links must be distinct and at least one, engines distinct")
         if (route.source, route.destination) in seen or route.source == route.destination:
             raise InputError(f"{where}: given twice, or from a memory to itself")

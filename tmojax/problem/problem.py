@@ -38,7 +38,9 @@ class Problem:
         """The same problem with every device memory set to `capacity_bytes` (plus its reserve)."""
         device_memories = {device.memory for device in self.machine.devices if device.kind == "gpu"}
         memories = tuple(
-            replace(memory, capacity_bytes=capacity_bytes + memory.reserve_bytes) if index in device_memories else memory
+            replace(memory, capacity_bytes=capacity_bytes + memory.reserve_bytes)
+            if index in device_memories
+            else memory
             for index, memory in enumerate(self.machine.memories)
         )
         return replace(self, machine=replace(self.machine, memories=memories))
@@ -100,7 +102,8 @@ def keep_all_footprint_bytes(workload: Workload, device: int, order: str = "defa
 
 
 def largest_op_bytes(workload: Workload, device: int) -> tuple[int, int]:
-    """(op, bytes) of the op that needs most device memory on its own: what it reads, writes, updates, and its workspace.
+    """(op, bytes) of the op that needs most device memory on its own: what it reads, writes, updates, and its
+    workspace.
 
     No schedule fits in less, so this is the exact lower limit of a device's capacity.
     """

@@ -109,10 +109,14 @@ class ListBuilder:
         return self._add(Kind.COLLECTIVE, op=op, micro_batch=micro_batch)
 
     def offload(self, tensor: int, micro_batch: int, memory: int, to_memory: int, **copy: int) -> int:
-        return self._add(Kind.OFFLOAD, tensor=tensor, micro_batch=micro_batch, memory=memory, to_memory=to_memory, **copy)
+        return self._add(
+            Kind.OFFLOAD, tensor=tensor, micro_batch=micro_batch, memory=memory, to_memory=to_memory, **copy
+        )
 
     def prefetch(self, tensor: int, micro_batch: int, memory: int, to_memory: int, **copy: int) -> int:
-        return self._add(Kind.PREFETCH, tensor=tensor, micro_batch=micro_batch, memory=memory, to_memory=to_memory, **copy)
+        return self._add(
+            Kind.PREFETCH, tensor=tensor, micro_batch=micro_batch, memory=memory, to_memory=to_memory, **copy
+        )
 
     def release(self, tensor: int, micro_batch: int, memory: int, **copy: int) -> int:
         return self._add(Kind.RELEASE, tensor=tensor, micro_batch=micro_batch, memory=memory, **copy)

@@ -11,6 +11,7 @@ forward use and the first recomputation that could need it. Its idle slots are `
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -23,12 +24,12 @@ class StepView:
     """Arrays describing the step of one device. Shapes: Q slots, I candidates, S state tensors, U step ops.
 
     slot_op [Q]: op index. slot_s [Q]: duration with launch overhead, seconds (0 for none). forward_end: first slot that
-    is not forward. base_bytes [Q]: bytes resident at each slot of an interior micro-batch when every candidate is away in its
-    whole idle interval: all STATE tensors, tensors in use, workspace. keep_bytes [Q]: the same when everything
+    is not forward. base_bytes [Q]: bytes resident at each slot of an interior micro-batch when every candidate is away
+    in its whole idle interval: all STATE tensors, tensors in use, workspace. keep_bytes [Q]: the same when everything
     that backward uses is kept.
 
-    tensor, size_bytes, idle_from, idle_to [I]; producer_slot [I]: slot that writes it. needed [I]: backward uses it (else it is only
-    of use to recomputations). may_recompute, may_offload [I]. recompute_inputs [I]: candidates that its producer reads.
+    tensor, size_bytes, idle_from, idle_to [I]; producer_slot [I]: slot that writes it. needed [I]: backward uses it
+    (else it is only of use to recomputations). may_recompute, may_offload [I]. recompute_inputs [I]: candidates that its producer reads.
     recompute_s [I]: duration of its producer. dependents [I]: candidates whose producer reads it.
 
     state_tensor, state_bytes [S]; state_resting [S]: touched by no micro-batch op, so idle from one update to the next.
@@ -102,7 +103,7 @@ def view_step(problem: Problem, device: int) -> StepView:
             needed.append(bool(after))
         elif len(slots) > 1:
             cumulative = np.concatenate([[0.0], np.cumsum([program.ops[op].duration_s for op in slot_op])])
-            gaps = [cumulative[b] - cumulative[a + 1] for a, b in zip(slots, slots[1:], strict=False)]
+            gaps = [cumulative[b] - cumulative[a + 1] for a, b in pairwise(slots)]
             longest = int(np.argmax(gaps))
             if slots[longest + 1] - slots[longest] > 1:
                 candidates.append(tensor)
@@ -113,7 +114,9 @@ def view_step(problem: Problem, device: int) -> StepView:
     index_of = {tensor: index for index, tensor in enumerate(candidates)}
     forward = [program.ops[program.producer[t]].phase is Phase.FORWARD for t in candidates]
     recompute_inputs = tuple(
-        tuple(index_of[u] for u in dict.fromkeys(program.ops[program.producer[t]].reads) if u in index_of and is_forward)
+        tuple(
+            index_of[u] for u in dict.fromkeys(program.ops[program.producer[t]].reads) if u in index_of and is_forward
+        )
         for t, is_forward in zip(candidates, forward, strict=True)
     )
     dependents: list[list[int]] = [[] for _ in candidates]
@@ -128,8 +131,8 @@ def view_step(problem: Problem, device: int) -> StepView:
     keep = [index for index in range(len(candidates)) if idle_to[index] >= 0]
     renumber = {old: new for new, old in enumerate(keep)}
 
-    base, kept = _profiles(problem, device, slot_of, uses, used_by_step,
-                           {candidates[i]: (idle_from[i], idle_to[i], needed[i]) for i in range(len(candidates))})  # fmt: skip
+    intervals = {t: (idle_from[i], idle_to[i], needed[i]) for i, t in enumerate(candidates)}
+    base, kept = _profiles(problem, device, slot_of, uses, used_by_step, intervals)
     ops = [program.ops[program.producer[candidates[i]]] for i in keep]
     state = [t for t, spec in enumerate(program.tensors) if spec.lifetime is Lifetime.STATE]
     step_ops = [i for i, op in enumerate(program.ops) if op.step_op and not op.collective]
@@ -162,7 +165,7 @@ def view_step(problem: Problem, device: int) -> StepView:
 
 
 def _profiles(problem, device, slot_of, uses, used_by_step, intervals) -> tuple[np.ndarray, np.ndarray]:
-    """(base_bytes, keep_bytes) per slot; alias groups count once, with their largest member, for as long as any lives."""
+    """(base_bytes, keep_bytes) per slot; an alias group counts once, with its largest member, while any of it lives."""
     program = problem.workload.program(device)
     slots = len(slot_of)
     change = np.zeros((2, slots + 1), np.int64)

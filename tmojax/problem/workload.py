@@ -216,7 +216,8 @@ class Workload:
             return runs
         if order != "default":
             raise InputError(
-                f"program {program.name!r} offers no order {order!r}; choose from {['default', *sorted(program.orders)]}"
+                f"program {program.name!r} offers no order {order!r}; "
+                f"choose from {['default', *sorted(program.orders)]}"
             )
         body = [op for op, spec in enumerate(program.ops) if not spec.step_op]
         runs = [(op, k) for k in range(self.micro_batches - 1) for op in body]
@@ -232,7 +233,9 @@ def validate_workload(workload: Workload) -> None:
         raise InputError("device_program: a workload needs at least one device")
     for device, program in enumerate(workload.device_program):
         if not 0 <= program < len(workload.programs):
-            raise InputError(f"device_program[{device}]: there is no program {program}; give 0..{len(workload.programs) - 1}")
+            raise InputError(
+                f"device_program[{device}]: there is no program {program}; give 0..{len(workload.programs) - 1}"
+            )
     names = [collective.name for collective in workload.collectives]
     if len(set(names)) != len(names):
         raise InputError(f"collectives: names must be unique, got {names}")
@@ -240,7 +243,9 @@ def validate_workload(workload: Workload) -> None:
         if collective.size_bytes < 0:
             raise InputError(f"collective {collective.name!r}: size_bytes {collective.size_bytes} is negative")
         if len(set(collective.devices)) != len(collective.devices) or not collective.devices:
-            raise InputError(f"collective {collective.name!r}: devices {collective.devices} must be distinct and not empty")
+            raise InputError(
+                f"collective {collective.name!r}: devices {collective.devices} must be distinct and not empty"
+            )
         for device in collective.devices:
             if not 0 <= device < workload.device_count:
                 raise InputError(f"collective {collective.name!r}: device {device} is not in the workload")
@@ -281,17 +286,20 @@ def _validate_program(program: Program, collectives: set[str]) -> None:
             raise InputError(f"{where}: op {op.name!r} writes a tensor that it also reads; use updates instead")
         for tensor in op.writes:
             if program.tensors[tensor].lifetime is Lifetime.STATE:
-                raise InputError(f"{where}: op {op.name!r} writes STATE tensor {program.tensors[tensor].name!r}; use updates")
+                raise InputError(
+                    f"{where}: op {op.name!r} writes STATE tensor {program.tensors[tensor].name!r}; use updates"
+                )
         for tensor in op.writes if op.step_op else ():
             if program.tensors[tensor].lifetime is Lifetime.MICRO_BATCH:
                 raise InputError(
-                    f"{where}: step op {op.name!r} writes {program.tensors[tensor].name!r}, which must have lifetime step"
+                    f"{where}: step op {op.name!r} writes {program.tensors[tensor].name!r}, "
+                    f"which must have lifetime step"
                 )
         for tensor in () if op.step_op else op.writes:
             if program.tensors[tensor].lifetime is Lifetime.STEP:
                 raise InputError(
-                    f"{where}: op {op.name!r} runs per micro-batch and writes {program.tensors[tensor].name!r}, which must "
-                    f"then have lifetime micro_batch"
+                    f"{where}: op {op.name!r} runs per micro-batch and writes {program.tensors[tensor].name!r}, "
+                    f"which must then have lifetime micro_batch"
                 )
     _ = program.producer
 
@@ -302,7 +310,10 @@ def _validate_dataflow(workload: Workload, device: int, order: str) -> None:
     for op_index, micro_batch in workload.sequence(device, order):
         op = program.ops[op_index]
         for tensor in (*op.reads, *op.updates):
-            if program.producer[tensor] != -1 and (tensor, workload.instance(device, tensor, op_index, micro_batch)) not in written:
+            if (
+                program.producer[tensor] != -1
+                and (tensor, workload.instance(device, tensor, op_index, micro_batch)) not in written
+            ):
                 raise InputError(
                     f"program {program.name!r}, order {order!r}: op {op.name!r} of micro-batch {micro_batch} reads "
                     f"{program.tensors[tensor].name!r} before it is written"

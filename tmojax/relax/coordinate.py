@@ -14,8 +14,8 @@ from tmojax.relax.decode import DeviceList, blank_rows, wait_row
 
 @dataclass(frozen=True)
 class Coordination:
-    """start_share: for every device, how far the first device has come when it starts, in micro-batches of compute (0: at
-    once). policy: for every link that several devices share. device_rank: first to last, for `priority`."""
+    """start_share: for every device, how far the first device has come when it starts, in micro-batches of compute
+    (0: at once). policy: for every link that several devices share. device_rank: first to last, for `priority`."""
 
     start_share: tuple[float, ...]
     policy: LinkPolicyKind = LinkPolicyKind.FAIR
@@ -59,12 +59,14 @@ def link_policies(machine: Machine, coordination: Coordination) -> tuple[LinkPol
 def assemble(problem: Problem, lists: Sequence[DeviceList], coordination: Coordination) -> Schedule:
     """Join the lists of all devices into one schedule.
 
-    The first device signals when it has done the share of compute after which another one starts; that one's compute waits for it.
-    Raises InputError when a share exceeds what the first device computes.
+    The first device signals when it has done the share of compute after which another one starts; that one's compute
+    waits for it. Raises InputError when a share exceeds what the first device computes.
     """
     leader, built = lists[0], [item.rows for item in lists]
     if coordination.start_share[0] != 0:
-        raise InputError(f"start_share[0]: {coordination.start_share[0]} must be 0; the others start relative to device 0")
+        raise InputError(
+            f"start_share[0]: {coordination.start_share[0]} must be 0; the others start relative to device 0"
+        )
     micro_batch_s = float(sum(op.duration_s for op in problem.workload.program(0).ops if not op.step_op))
     places: list[tuple[int, int]] = []
     for device, share in enumerate(coordination.start_share):
@@ -79,9 +81,7 @@ def assemble(problem: Problem, lists: Sequence[DeviceList], coordination: Coordi
         built[device] = np.concatenate([wait_row(device), built[device]])
     if places:
         built[0] = _with_signals(built[0], places)
-    return Schedule(
-        tuple(built), tuple(item.initial for item in lists), link_policies(problem.machine, coordination)
-    )
+    return Schedule(tuple(built), tuple(item.initial for item in lists), link_policies(problem.machine, coordination))
 
 
 def _with_signals(rows: np.ndarray, places: list[tuple[int, int]]) -> np.ndarray:

@@ -19,7 +19,8 @@ class Choice(IntEnum):
 
 
 class Rest(IntEnum):
-    """Where a persistent tensor is when nothing needs it. Apart from ON_HOST it is on the device across the seam of steps."""
+    """Where a persistent tensor is when nothing needs it. Apart from ON_HOST it is on the device across the seam of
+    steps."""
 
     ON_DEVICE = 0
     ON_HOST = 1  # resting tensors only: comes to the device for its update and leaves after it

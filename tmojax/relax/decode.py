@@ -71,8 +71,10 @@ def _emit(problem, view, decision, step: UnrolledStep, release, prefetch) -> Dev
     by_release = np.lexsort((gaps[:, WRITTEN], release))
     by_prefetch = np.lexsort((gaps[:, END], prefetch))
     by_end = np.argsort(gaps[:, END], kind="stable")
-    table, compute_row = rows_of(step.op, step.micro_batch, step.is_collective, step.freed, gaps, release, prefetch, by_release,
-                               by_prefetch, by_end, device.memory, device.host_memory)  # fmt: skip
+    table, compute_row = rows_of(
+        step.op, step.micro_batch, step.is_collective, step.freed, gaps, release, prefetch, by_release, by_prefetch,
+        by_end, device.memory, device.host_memory,
+    )  # fmt: skip
     rows = blank_rows(len(table))
     for name, column in (("kind", 0), ("op", 1), ("micro_batch", 2), ("tensor", 3), ("memory", 5), ("to_memory", 6)):
         rows[name] = table[:, column]

@@ -12,7 +12,8 @@ TENSOR, INSTANCE, SIZE, WRITTEN, START, END, HOST_STAYS, CLEAN = range(8)
 
 
 def share_clean_copies(gaps: np.ndarray, release: np.ndarray, prefetch: np.ndarray) -> None:
-    """Of gaps with the same content, the first that is not pruned copies out and the last of them frees the host copy."""
+    """Of gaps with the same content, the first that is not pruned copies out and the last of them frees the host
+    copy."""
     by_tensor: dict[int, list[int]] = {}
     for gap in np.flatnonzero((prefetch > release) & (gaps[:, WRITTEN] >= 0)).tolist():
         by_tensor.setdefault(int(gaps[gap, TENSOR]) if gaps[gap, INSTANCE] == 0 else -1, []).append(gap)
@@ -175,5 +176,3 @@ def rows_of(op, micro_batch, collective, freed, gaps, release, prefetch, by_rele
             n += 1
             next_freed += 1
     return rows[:n], compute_row
-
-

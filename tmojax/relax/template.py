@@ -16,14 +16,15 @@ from tmojax.relax.decisions import Choice, DeviceDecision
 
 @dataclass(frozen=True, eq=False)
 class Template:
-    """runs [T]: op of each run. recomputed [T]: whether it is a recomputation. scratch_bytes [T]: workspace, and outputs of a
+    """runs [T]: op of each run. recomputed [T]: whether it is a recomputation. scratch_bytes [T]: workspace, and
+    outputs of a
     recomputation that are resident already. first_run [ops]: run of each micro-batch op's first execution (-1: none).
 
     Lives, [L] each: tensor and the runs from the one that allocates it to the last that touches it, inclusive.
     Gaps, [M] each: an offloaded tensor, the run that writes it, the last run before and the first run after the gap.
     Inputs, [N] each: an input tensor and the first and last run that touch it.
-    life_before_gap [L]: the life ends where a gap begins. state_runs: for every STATE tensor that micro-batches touch, the runs that
-    do, and whether each changes it.
+    life_before_gap [L]: the life ends where a gap begins. state_runs: for every STATE tensor that micro-batches
+    touch, the runs that do, and whether each changes it.
     """
 
     runs: np.ndarray

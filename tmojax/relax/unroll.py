@@ -39,7 +39,8 @@ class UnrolledStep:
 
 @dataclass(frozen=True, eq=False)
 class _Layout:
-    """What of a device's step does not depend on decisions. step_uses[tensor]: (places among the step ops, which change it)."""
+    """What of a device's step does not depend on decisions. step_uses[tensor]: (places among the step ops, which
+    change it)."""
 
     sizes: np.ndarray
     step_ops: np.ndarray
@@ -81,7 +82,9 @@ def _layout(problem: Problem, view: StepView) -> _Layout:
 def check_rests(view: StepView, decision: DeviceDecision) -> None:
     """Raises InputError for a state tensor that is to rest on the host but is used by micro-batches."""
     for tensor in view.state_tensor[(decision.state_out == Rest.ON_HOST) & ~view.state_resting]:
-        raise InputError(f"state_out: tensor {int(tensor)} is used by micro-batches and cannot rest on the host; use AWAY")
+        raise InputError(
+            f"state_out: tensor {int(tensor)} is used by micro-batches and cannot rest on the host; use AWAY"
+        )
 
 
 def unroll(problem: Problem, view: StepView, decision: DeviceDecision, template: Template) -> UnrolledStep:
@@ -162,9 +165,8 @@ class _Unroller:
             end[-1, column] = max(end[-1, column], self._last_step_run(tensor))
         self._occupy(start.ravel(), end.ravel(), np.tile(self.layout.sizes[template.life_tensor], count))
         plain = ~template.life_before_gap
-        self.freed.append(np.stack([
-            end[:, plain].ravel(), np.tile(template.life_tensor[plain], count), np.repeat(np.arange(count), plain.sum()),
-        ], 1))  # fmt: skip
+        tensors, instances = np.tile(template.life_tensor[plain], count), np.repeat(np.arange(count), plain.sum())
+        self.freed.append(np.stack([end[:, plain].ravel(), tensors, instances], 1))
         instance = np.repeat(np.arange(count), len(template.gap_tensor))
         self._add_gaps(np.tile(template.gap_tensor, count), instance, self._spread(template.gap_written).ravel(),
                        self._spread(template.gap_from).ravel(), self._spread(template.gap_to).ravel(), 0)  # fmt: skip
