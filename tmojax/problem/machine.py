@@ -87,7 +87,7 @@ class Interference:
 
 @dataclass(frozen=True, slots=True)
 class Overheads:
-    """Fixed costs: of an op launch, of a transfer set-up (holds the copy engine), of handing a signal to another device."""
+    """Fixed costs: of an op launch, of a transfer set-up (holds the copy engine), of a signal to another device."""
 
     launch_s: float = 0.0
     transfer_setup_s: float = 0.0

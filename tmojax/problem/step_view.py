@@ -29,7 +29,8 @@ class StepView:
     that backward uses is kept.
 
     tensor, size_bytes, idle_from, idle_to [I]; producer_slot [I]: slot that writes it. needed [I]: backward uses it
-    (else it is only of use to recomputations). may_recompute, may_offload [I]. recompute_inputs [I]: candidates that its producer reads.
+    (else it is only of use to recomputations). may_recompute, may_offload [I]. recompute_inputs [I]: candidates that
+    its producer reads.
     recompute_s [I]: duration of its producer. dependents [I]: candidates whose producer reads it.
 
     state_tensor, state_bytes [S]; state_resting [S]: touched by no micro-batch op, so idle from one update to the next.
