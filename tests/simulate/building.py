@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tmojax.problem import (
+    Codec,
     Collective,
     CollectiveKind,
     Device,
@@ -13,6 +14,7 @@ from tmojax.problem import (
     Lifetime,
     Link,
     LinkPolicy,
+    LinkPolicyKind,
     ListBuilder,
     Machine,
     Memory,
@@ -116,11 +118,12 @@ def schedule_of(*lists: ListBuilder, initial=None, link_policies: tuple[LinkPoli
     return Schedule(built, tuple(() for _ in built) if initial is None else initial, link_policies)
 
 
-def chain_problem(
-    rng: np.random.Generator, devices: int, *, overheads=None, interference=None, duplex=0.0, micro_batches=2
-):
-    """A random small problem: per device a chain of ops with a backward that reads what the forward wrote, one STATE
-    tensor that an update op changes, and sometimes a gradient all-reduce.
+CODEC = Codec("half", 1, 2, 40.0, 80.0, workspace_numerator=1)
+
+
+def chain_problem(rng: np.random.Generator, devices: int, *, overheads=None, interference=None, duplex=0.0):
+    """A random small problem: per device a chain of ops with a backward that reads what the forward wrote, some outputs
+    views of others, one STATE tensor that an update op changes, and sometimes a gradient all-reduce.
     """
     machine = box(
         devices,
@@ -130,105 +133,162 @@ def chain_problem(
         latency_s=float(rng.choice([0.0, 0.125])),
         overheads=overheads or Overheads(),
         interference=interference or Interference(),
+        codecs=(CODEC,),
     )
     depth = int(rng.integers(1, 4))
-    tensors = [tensor(f"a{i}", int(rng.integers(0, 40))) for i in range(depth)]
+    views = rng.random() < 0.3
+    tensors = [
+        tensor(f"a{i}", int(rng.integers(0, 40)), alias_group="views" if views and i < 2 else "") for i in range(depth)
+    ]
     tensors += [tensor("grad", int(rng.integers(1, 40))), tensor("w", int(rng.integers(1, 40)), Lifetime.STATE)]
     grad, weight = depth, depth + 1
     durations = [float(rng.integers(0, 8)) / 4 for _ in range(2 * depth + 1)]
-    ops = [
-        op(
-            f"f{i}",
-            durations[i],
-            reads=[weight] + ([i - 1] if i else []),
-            writes=[i],
-            workspace_bytes=int(rng.integers(0, 2)) * 5,
-        )
-        for i in range(depth)
-    ]
+    ops = []
+    for i in range(depth):
+        reads = [weight, i - 1] if i else [weight]
+        ops.append(op(f"f{i}", durations[i], reads, [i], workspace_bytes=int(rng.integers(0, 2)) * 5))
     for i in reversed(range(depth)):
-        first = i == depth - 1
-        ops.append(
-            op(
-                f"b{i}",
-                durations[depth + i],
-                reads=[i],
-                writes=[grad] if first else [],
-                updates=[] if first else [grad],
-            )
-        )
+        written = {"writes": [grad]} if i == depth - 1 else {"updates": [grad]}
+        ops.append(op(f"b{i}", durations[depth + i], [i], **written))
     collectives = ()
     if devices > 1 and rng.random() < 0.5:
         ops.append(op("sync", 0.0, reads=[grad], step_op=True, collective="sync"))
         collectives = (Collective("sync", CollectiveKind.ALL_REDUCE, int(rng.integers(0, 40)), tuple(range(devices))),)
     ops.append(op("step", durations[-1], reads=[grad], updates=[weight], step_op=True))
-    program = (tensors, ops)
-    return problem_of(machine, [program], micro_batches, collectives, [0] * devices)
+    return problem_of(machine, [(tensors, ops)], int(rng.integers(1, 3)), collectives, [0] * devices)
 
 
-def random_schedule(problem: Problem, rng: np.random.Generator, link_policies: tuple[LinkPolicy, ...] = ()) -> Schedule:
-    """Offloads, prefetches, recomputations, peer copies, retires and cross-list signals at random places; every
-    list can finish (signals only point to later parts of lists with a higher number).
+class RandomList:
+    """One list: ops in order; between them activations leave for the host (plain, in slices, encoded) and return, some
+    are recomputed instead, workspace is retired late, memory is lent, peers get copies, streams wait for other lists.
     """
-    workload = problem.workload
-    lists, initial = [], []
-    events: list[tuple[int, int]] = []  # (event, device) signalled so far
-    for d in range(workload.device_count):
-        program = workload.program(d)
-        here = 1 + d
-        builder = ListBuilder()
-        away: set[tuple[int, int]] = set()
-        state = [t for t, spec in enumerate(program.tensors) if spec.lifetime is Lifetime.STATE]
-        initial.append(tuple(Placement(t, (here,)) for t in state))
-        pending: list[int] = []
-        for event, other in events:
-            if rng.random() < 0.5 and other != d:
-                builder.wait(event, int(rng.integers(0, 2 + len(problem.machine.engines))))
-        for run, k in workload.sequence(d):
+
+    def __init__(self, problem: Problem, device: int, rng: np.random.Generator, events: list[tuple[int, int]]) -> None:
+        self.problem, self.device, self.rng, self.events = problem, device, rng, events
+        self.here = 1 + device
+        self.builder = ListBuilder()
+        self.away: dict[tuple[int, int], str] = {}
+        self.pending: list[int] = []
+
+    def signal(self, after: int) -> None:
+        self.builder.signal(len(self.events), after)
+        self.events.append((len(self.events), self.device))
+
+    def wait(self) -> None:
+        others = [event for event, device in self.events if device != self.device]
+        if others:
+            self.builder.wait(
+                int(self.rng.choice(others)), int(self.rng.integers(0, 2 + len(self.problem.machine.engines)))
+            )
+
+    def leave(self, t: int, k: int) -> None:
+        builder, here, way = self.builder, self.here, str(self.rng.choice(["plain", "slices", "encoded", "mixed"]))
+        self.away[t, k] = way
+        if way == "slices":
+            for part in range(3):
+                last = builder.offload(t, k, here, HOST, part=part, parts=3)
+        elif way == "encoded":
+            builder.encode(t, k, here, 0)
+            last = builder.offload(t, k, here, HOST, form=0)
+            builder.release(t, k, here, form=0)
+        else:
+            last = builder.offload(t, k, here, HOST)
+        if self.rng.random() < 0.2:
+            self.signal(last)
+        builder.release(t, k, here)
+
+    def come_back(self, t: int, k: int) -> None:
+        builder, here, way = self.builder, self.here, self.away.pop((t, k))
+        program = self.problem.workload.program(self.device)
+        if len(program.ops[t].reads) == 1 and self.rng.random() < 0.4:
+            builder.compute(t, k)  # op t of these chains writes tensor t; only the first reads nothing but weights
+        elif way == "encoded":
+            builder.prefetch(t, k, HOST, here, form=0)
+            builder.decode(t, k, here, 0)
+            builder.release(t, k, here, form=0)
+        elif way == "mixed":  # leaves whole, returns in slices
+            for part in range(2):
+                builder.prefetch(t, k, HOST, here, part=part, parts=2)
+        else:
+            builder.prefetch(t, k, HOST, here)  # of slices: assembles the whole
+        for part in range(3 if way == "slices" else 1):
+            builder.release(
+                t, k, HOST, form=0 if way == "encoded" else -1, part=part, parts=3 if way == "slices" else 1
+            )
+
+    def run(self) -> np.ndarray:
+        problem, rng, builder, d, here = self.problem, self.rng, self.builder, self.device, self.here
+        workload, program = problem.workload, problem.workload.program(d)
+        activations = {t for t in range(len(program.tensors)) if program.tensors[t].name.startswith("a")}
+        for number, (run, k) in enumerate(workload.sequence(d)):
             spec = program.ops[run]
+            if rng.random() < 0.3:
+                self.wait()
+            if rng.random() < 0.1:
+                last = builder.lend(7, (d + 1) % workload.device_count, number)
+                if rng.random() < 0.5:
+                    self.signal(last)
+                self.wait()
+                builder.reclaim(number)
             for t in (*spec.reads, *spec.updates):
-                instance = workload.instance(d, t, run, k)
-                if (t, instance) in away:
-                    producer = program.producer[t]
-                    recompute = producer >= 0 and program.ops[producer].recomputable and not program.ops[producer].reads
-                    if recompute and rng.random() < 0.5:
-                        builder.compute(producer, instance)
-                    else:
-                        builder.prefetch(t, instance, HOST, here)
-                    builder.release(t, instance, HOST)
-                    away.discard((t, instance))
-            if spec.collective:
-                index = builder.collective(run, k)
-            else:
-                index = builder.compute(run, k)
+                if (t, k) in self.away:
+                    self.come_back(t, k)
+            index = builder.collective(run, k) if spec.collective else builder.compute(run, k)
             if spec.workspace_bytes:
-                pending.append(index)
-            if pending and rng.random() < 0.5:
-                builder.retire(pending.pop())
+                self.pending.append(index)
+            if self.pending and rng.random() < 0.5:
+                builder.retire(self.pending.pop())
             for t in spec.writes:
-                instance = workload.instance(d, t, run, k)
-                if not spec.step_op and rng.random() < 0.6:
-                    last = builder.offload(t, instance, here, HOST)
-                    if rng.random() < 0.2:
-                        event = len(events)
-                        builder.signal(event, last)
-                        events.append((event, d))
-                    builder.release(t, instance, here)
-                    away.add((t, instance))
-            if workload.device_count > 1 and rng.random() < 0.2 and spec.writes:
-                t = spec.writes[0]
-                instance = workload.instance(d, t, run, k)
-                if (t, instance) not in away:
+                if t in activations and rng.random() < 0.6:
+                    self.leave(t, k)
+                elif t in activations and workload.device_count > 1 and rng.random() < 0.4:
                     other = int(rng.choice([e for e in range(workload.device_count) if e != d]))
-                    builder.offload(t, instance, here, 1 + other)
-                    builder.release(t, instance, 1 + other)
-        for index in pending:
+                    builder.offload(t, k, here, 1 + other)
+                    builder.release(t, k, 1 + other)
+        for index in self.pending:
             builder.retire(index)
-        lists.append(builder.build())
-    return Schedule(tuple(lists), tuple(initial), link_policies)
+        return builder.build()
+
+
+def random_schedule(problem: Problem, rng: np.random.Generator) -> Schedule:
+    """Not a valid schedule in every respect, but one that can finish: lists wait only for lists before them."""
+    events: list[tuple[int, int]] = []
+    lists = tuple(RandomList(problem, d, rng, events).run() for d in range(problem.workload.device_count))
+    state = [t for t, spec in enumerate(problem.workload.program(0).tensors) if spec.lifetime is Lifetime.STATE]
+    return Schedule(lists, tuple(tuple(Placement(t, (1 + d,)) for t in state) for d in range(len(lists))))
+
+
+def random_policies(problem: Problem, rng: np.random.Generator) -> tuple[LinkPolicy, ...]:
+    """All kinds but `order`."""
+    devices = problem.workload.device_count
+    policies = []
+    for _ in problem.machine.links:
+        kind = rng.choice([LinkPolicyKind.FAIR, LinkPolicyKind.FCFS, LinkPolicyKind.PRIORITY])
+        rank = tuple(rng.permutation(devices)[: rng.integers(0, devices + 1)].tolist())
+        slots = int(rng.integers(1, 3))
+        policies.append(LinkPolicy(LinkPolicyKind(str(kind)), slots, rank if kind == LinkPolicyKind.PRIORITY else ()))
+    return tuple(policies)
+
+
+def random_case(seed: int, **options):
+    """(problem, schedule, link policies, steps); with overheads, interference and a duplex limit at times."""
+    rng = np.random.default_rng(seed)
+    overheads = Overheads(*(float(x) for x in rng.choice([0.0, 0.25, 0.5], 3)))
+    interference = Interference(*(float(x) for x in rng.choice([1.0, 1.0, 1.5, 2.0], 5)))
+    problem = chain_problem(
+        rng,
+        int(rng.integers(1, 4)),
+        overheads=options.get("overheads", overheads),
+        interference=interference if options.get("interference", rng.random() < 0.4) else Interference(),
+        duplex=float(rng.choice([0.0, 0.0, 15.0])),
+    )
+    schedule = random_schedule(problem, rng)
+    policies = random_policies(problem, rng) if rng.random() < 0.7 else ()
+    return problem, schedule, policies, int(rng.integers(1, 4))
 
 
 def transfers_of_link(problem: Problem, schedule: Schedule, link: int) -> list[tuple[int, int]]:
+    """(device, instruction) of every transfer that crosses a link."""
     found = []
     for d, rows in enumerate(schedule.lists):
         for i, row in enumerate(rows):

@@ -144,14 +144,8 @@ def columns_of(problem: Problem, table: ProblemTable, schedule: Schedule, device
         flow_bytes,
         flow_class,
         Rows(
-            *(
-                column.astype(np.int64)
-                for column in (
-                    kind, op, micro_batch, copy.key, copy.memory, copy.target_key, copy.target_memory, flow_class,
-                    after, stream,
-                )
-            ),
-            retired, workspace_bytes,
+            _int64(kind), _int64(op), _int64(micro_batch), copy.key, _int64(copy.memory), copy.target_key,
+            _int64(copy.target_memory), _int64(flow_class), _int64(after), _int64(stream), retired, workspace_bytes,
         ),
         Accesses(
             program.access_ptr, program.access_tensor, program.workspace_bytes, program.step_op, program.size_bytes,
@@ -161,6 +155,10 @@ def columns_of(problem: Problem, table: ProblemTable, schedule: Schedule, device
         copy.copies,
         int(program.access_count[op[runs]].sum()),
     )  # fmt: skip
+
+
+def _int64(column: NDArray) -> NDArray[np.int64]:
+    return column.astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -253,6 +251,7 @@ def _copy_columns(problem, table, schedule, device, rows, kind, checks) -> _Copy
     store = (
         np.concatenate([s + b * columns for s, b in zip(stores, bases, strict=True)]) if len(owners) > 1 else stores[0]
     )
+    whole, slices = _slices(variants, most, memories)
     return _CopyColumns(
         key,
         memory,
@@ -263,8 +262,7 @@ def _copy_columns(problem, table, schedule, device, rows, kind, checks) -> _Copy
         columns,
         machine.devices[device].memory,
         Copies(
-            store, np.concatenate(persistent) if len(owners) > 1 else persistent[0], resident,
-            *_slices(variants, most, memories), memories,
+            store, np.concatenate(persistent) if len(owners) > 1 else persistent[0], resident, whole, slices, memories
         ),
     )  # fmt: skip
 
@@ -291,7 +289,7 @@ def _placements(problem: Problem, schedule: Schedule, device: int, tensor_count:
     """The initial placement of a device's STATE tensors as arrays (tensor, memory)."""
     if len(schedule.initial) != problem.workload.device_count:
         raise InputError(
-            f"schedule.initial has {len(schedule.initial)} entries; give one per device, {problem.workload.device_count}"
+            f"schedule.initial: {len(schedule.initial)} entries; give one per device ({problem.workload.device_count})"
         )
     pairs = [(placement.tensor, memory) for placement in schedule.initial[device] for memory in placement.memories]
     tensors, memories = np.array(pairs, np.int64).reshape(-1, 2).T

@@ -1,9 +1,9 @@
 """Dependencies inside one instruction list: stream order, hazards (4.2) and memory order (5.1) of docs/semantics.md.
 
-One pass over the list. Everything that takes time runs on a stream, and streams are first in, first out; so "after
-a, b and c of this stream" is "after the last of them". Two consequences keep the graph linear in the length of the
-list: what an allocation waits for (5.1) is one instruction per memory and stream, and an edge that an earlier instruction of
-the same stream already implies is left out.
+One pass over the list. Everything that takes time runs on a stream, and streams are first in, first out; so "after a, b
+and c of this stream" is "after the last of them". Two consequences keep the graph linear in the length of the list:
+what an allocation waits for (5.1) is one instruction per memory and stream, and an edge that an earlier instruction of the
+same stream already implies is left out.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Rows(NamedTuple):
     encode and decode.
     """
 
-    kind: NDArray[np.int8]
+    kind: NDArray[np.int64]
     op: NDArray[np.int64]
     micro_batch: NDArray[np.int64]
     key: NDArray[np.int64]

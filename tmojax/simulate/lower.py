@@ -149,7 +149,7 @@ def lower(problem: Problem, schedule: Schedule, steps: int = 1) -> Lowered:
          np.zeros(spare, np.int64)]
     )  # fmt: skip
     machine = table.machine
-    load = np.concatenate((np.ones(machine.routes), machine.collective_load, [0.0]))  # last: no flow (class -1)
+    load = np.array([1.0] * machine.routes + machine.collective_load + [0.0], np.float64)  # last: no flow (class -1)
     graph = Graph(
         node_kind.astype(np.int8), device_of.astype(np.int32), position.astype(np.int32), flow_class.astype(np.int32),
         size * load[flow_class], waiting, successor_ptr, successor, machine.link_ptr, machine.link, machine.coefficient,

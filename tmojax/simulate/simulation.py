@@ -118,7 +118,7 @@ class Simulation:
             crossing = np.zeros(machine.bandwidth.size, np.int64)
             np.add.at(crossing, machine.link, per_class[owner])
             return crossing
-        load = np.concatenate((np.ones(machine.routes), machine.collective_load))
+        load = np.array([1.0] * machine.routes + machine.collective_load, np.float64)
         return np.bincount(
             machine.link, per_class[owner] * load[owner] * machine.coefficient, minlength=machine.bandwidth.size
         )
@@ -133,9 +133,10 @@ class Simulation:
         """Shape (device,): time in which the compute stream runs something, all steps together."""
         graph, events = self._lowered.graph, self._events
         work = np.flatnonzero((graph.kind == WORK) & ~np.isnan(events.end_s))
-        return np.bincount(
-            graph.device[work], events.end_s[work] - events.start_s[work], minlength=self._lowered.length.size
+        busy_s = np.bincount(
+            graph.device[work], weights=events.end_s[work] - events.start_s[work], minlength=self._lowered.length.size
         )
+        return busy_s.astype(np.float64)
 
     @cached_property
     def stall_s(self) -> NDArray[np.float64]:
