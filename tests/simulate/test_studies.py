@@ -41,10 +41,36 @@ def test_jitter_stays_within_what_the_factors_allow_and_depends_on_the_seed_only
 
 
 def test_steady_state_of_a_transfer_bound_step():
-    problem, schedule = offload_case()
-    state = steady_state(problem, schedule)
-    assert (state.detected, state.period_s, state.cycle, state.first_step_s) == (True, 10, 1, 11)
-    assert state.steps_until_periodic <= 2
+    """g needs no memory and runs in the shadow of the offload; the last transfer of a step overlaps the next one's f."""
+    tensors = [tensor("x", 100), tensor("y", 10)]
+    problem = problem_of(box(1), [(tensors, [op("f", 1.0, writes=[0]), op("g", 1.0, writes=[1])])])
+    builder = ListBuilder()
+    builder.compute(0, 0)
+    builder.offload(0, 0, 1, HOST)
+    builder.compute(1, 0)
+    builder.release(0, 0, 1)
+    builder.offload(1, 0, 1, HOST)
+    builder.release(1, 0, 1)
+    state = steady_state(problem, schedule_of(builder))
+    # first step: f until 1, x until 11, y until 12; the next f waits for x and y to be gone: 12..13, and so on
+    assert (state.detected, state.period_s, state.cycle, state.first_step_s) == (True, 12, 1, 12)
+    assert state.steps_until_periodic == 0
+
+
+def test_steps_that_overlap_have_a_period_below_the_first_step():
+    """Two GPUs and one fcfs uplink: the second one's offload overlaps the first one's next step."""
+    problem = problem_of(box(2), [([tensor("x", 10)], [op("f", 2.0, writes=[0])])], device_program=[0, 0])
+    lists = []
+    for device in range(2):
+        builder = ListBuilder()
+        builder.compute(0, 0)
+        builder.offload(0, 0, 1 + device, HOST)
+        builder.release(0, 0, 1 + device)
+        lists.append(builder)
+    fcfs = tuple([LinkPolicy()] * 4 + [LinkPolicy(LinkPolicyKind.FCFS), LinkPolicy()])
+    state = steady_state(problem, schedule_of(*lists, link_policies=fcfs))
+    # device 0: compute 0..2, move 2..3, compute 3..5, ...; device 1: 0..2, 3..4, 4..6: never in each other's way again
+    assert (state.detected, state.period_s, state.first_step_s) == (True, 3, 4)
 
 
 def test_steady_state_of_a_compute_bound_step():

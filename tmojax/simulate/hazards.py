@@ -2,8 +2,8 @@
 
 One pass over the list. Everything that takes time runs on a stream, and streams are first in, first out; so "after a, b
 and c of this stream" is "after the last of them". Two consequences keep the graph linear in the length of the list:
-what an allocation waits for (5.1) is one instruction per memory and stream, and an edge that an earlier instruction of the
-same stream already implies is left out.
+what an allocation waits for (5.1) is one instruction per memory and stream, and an edge that an earlier instruction of
+the same stream already implies is left out.
 """
 
 from __future__ import annotations

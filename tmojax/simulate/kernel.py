@@ -3,9 +3,9 @@
 Plain functions over arrays that numba compiles; without compilation they are ordinary Python and give the same bits.
 Nodes of the graph become ready when all their predecessors have taken effect. The clock jumps from one end of an op,
 set-up, hand-over or transfer to the next; ends closer together than `TIE` of the clock are one moment, so that
-symmetric devices stay symmetric in spite of rounding. Inside a moment everything that can finish without a new admission does
-so first; then engines are taken, then links are granted: the order in which ties are served never depends on the order
-in which the loop happened to visit them.
+symmetric devices stay symmetric in spite of rounding. Inside a moment everything that can finish without a new
+admission does so first; then engines are taken, then links are granted: the order in which ties are served never
+depends on the order in which the loop happened to visit them.
 """
 
 from __future__ import annotations

@@ -160,5 +160,11 @@ class Simulation:
         rows = self._events.segments
         if rows is None:
             return None
-        split = [rows[rows[:, 1] == link] for link in range(self._machine.bandwidth.size)]
-        return tuple((chosen[:, 0], chosen[:, 2]) for chosen in split)
+        split = []
+        for link in range(self._machine.bandwidth.size):
+            times, _, rates = rows[rows[:, 1] == link].T
+            last = np.diff(times, append=np.inf) > 0  # a transfer without bytes comes and goes at one moment
+            times, rates = times[last], rates[last]
+            new = np.diff(rates, prepend=0.0) != 0
+            split.append((times[new], rates[new]))
+        return tuple(split)
