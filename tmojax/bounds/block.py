@@ -46,7 +46,7 @@ class Moments:
         return self.places // 2
 
 
-def choose_moments(gaps: Gaps, capacity_bytes: int, tight: int = 80, exact: int = 4, timing: int = 16) -> Moments:
+def choose_moments(gaps: Gaps, capacity_bytes: int, tight: int, exact: int = 4, timing: int = 16) -> Moments:
     """At most `tight` slots at which memory overflows (the worst of each stretch), `exact` of them, and `timing`
     others. Long tight slots are looked at when they end as well."""
     slots = len(gaps.slot_op)

@@ -46,8 +46,21 @@ class Answer:
     multipliers: np.ndarray
 
 
+class _QuietHighs(highspy.Highs):
+    """HiGHS that prints nothing.
+
+    WORKAROUND(highspy<=1.16): the constructor registers a callback, which prints a banner to standard output before any
+    option can be set. No callbacks are used here.
+    """
+
+    def __init__(self) -> None:
+        super(highspy.Highs, self).__init__()
+        self.callbacks = []
+        self.setOptionValue("output_flag", False)
+
+
 def solver_version() -> str:
-    return f"HiGHS {highspy.Highs().version()}"
+    return f"HiGHS {_QuietHighs().version()}"
 
 
 class LinearModel:
@@ -64,6 +77,7 @@ class LinearModel:
         self._row_lower: list[float] = []
         self._row_upper: list[float] = []
         self.columns = 0
+        self._solved: tuple[highspy.Highs, int, int] | None = None
 
     @property
     def rows(self) -> int:
@@ -116,35 +130,37 @@ class LinearModel:
 
     def solve(
         self, *, time_limit_s: float, threads: int = 1, gap: float = 1e-4, relax: bool = False,
-        start: np.ndarray | None = None, method: str = "choose",
+        start: np.ndarray | None = None,
     ) -> Answer:  # fmt: skip
-        """Minimise. `relax` drops integrality; `start` [columns] offers an incumbent; `method` as HiGHS's `solver`."""
+        """Minimise. `relax` drops integrality; `start` [columns] offers an incumbent. An LP that was solved before and
+        has only received rows goes on from its last basis."""
         lower, upper, cost = self._arrays()
         integer = np.concatenate(self._integer) if self._integer else np.zeros(0, bool)
         mixed = bool(integer.any()) and not relax
         starts, rows, values = self._entries()
-        model = highspy.HighsLp()
-        model.num_col_, model.num_row_ = self.columns, self.rows
-        model.col_cost_, model.col_lower_, model.col_upper_ = cost, lower, upper
         row_lower, row_upper = np.array(self._row_lower), np.array(self._row_upper)
-        model.row_lower_, model.row_upper_ = row_lower, row_upper
-        model.a_matrix_.format_ = highspy.MatrixFormat.kColwise
-        model.a_matrix_.start_, model.a_matrix_.index_, model.a_matrix_.value_ = starts, rows, values
-        if mixed:
-            kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
-            model.integrality_ = [kinds[int(flag)] for flag in integer]
-        highs = highspy.Highs()
+        highs = None if mixed else self._with_new_rows()
+        if highs is None:
+            model = highspy.HighsLp()
+            model.num_col_, model.num_row_ = self.columns, self.rows
+            model.col_cost_, model.col_lower_, model.col_upper_ = cost, lower, upper
+            model.row_lower_, model.row_upper_ = row_lower, row_upper
+            model.a_matrix_.format_ = highspy.MatrixFormat.kColwise
+            model.a_matrix_.start_, model.a_matrix_.index_, model.a_matrix_.value_ = starts, rows, values
+            if mixed:
+                kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
+                model.integrality_ = [kinds[int(flag)] for flag in integer]
+            highs = _QuietHighs()
+            highs.passModel(model)
         for name, value in (
-            ("output_flag", False), ("time_limit", float(time_limit_s)), ("mip_rel_gap", float(gap)),
-            ("random_seed", 0), ("solver", method),
-            # Threads beyond the first only help the parallel simplex and the MILP search.
+            ("mip_rel_gap", float(gap)), ("random_seed", 0),
+            # The limit counts from the first solve of an instance. Threads beyond the first only help the MILP search.
+            ("time_limit", highs.getRunTime() + time_limit_s),
             ("threads", int(threads)), ("parallel", "on" if threads > 1 else "off"),
         ):  # fmt: skip
             highs.setOptionValue(name, value)
-        highspy.Highs.resetGlobalScheduler(
-            True
-        )  # the number of threads is fixed at the first solve of a process otherwise
-        highs.passModel(model)
+        # Otherwise the number of threads stays that of the first solve of the process.
+        highspy.Highs.resetGlobalScheduler(True)
         if start is not None and mixed:
             solution = highspy.HighsSolution()
             solution.col_value = start.tolist()
@@ -172,7 +188,25 @@ class LinearModel:
             status = SolverStatus.GAP_REACHED
         if status is SolverStatus.INFEASIBLE:
             bound = float("inf")
+        self._solved = None if mixed else (highs, self.rows, self.columns)
         return Answer(status, point, objective, bound, relative, solve_s, self.rows, self.columns, dual)
+
+    def _with_new_rows(self) -> highspy.Highs | None:
+        """The instance of the last LP with the rows that were added since, to go on from its basis; None where columns
+        were added too."""
+        if self._solved is None or self._solved[2] != self.columns:
+            return None
+        highs, first, _ = self._solved
+        begin = int(np.searchsorted(np.array(self._row, np.int64), first))  # entries are in the order of their rows
+        row, column = np.array(self._row[begin:], np.int64), np.array(self._column[begin:], np.int64)
+        key, inverse = np.unique(row * self.columns + column, return_inverse=True)
+        value = np.bincount(inverse, weights=np.array(self._value[begin:]), minlength=len(key))
+        new = np.arange(first, self.rows)
+        highs.addRows(
+            len(new), np.array(self._row_lower[first:]), np.array(self._row_upper[first:]), len(key),
+            np.searchsorted(key, new * self.columns), key % self.columns, value,
+        )  # fmt: skip
+        return highs
 
 
 def certified_bound(

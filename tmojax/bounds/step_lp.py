@@ -53,7 +53,9 @@ class StepLp:
         self.unit = Units(max(spec.capacity_bytes for spec in specs) / 10, max(compute_s, 1e-12) / 100)
         self._longest = self._upper_limit(read)
         self._step = int(self._model.add_columns(1, 0.0, self._longest, cost=1.0)[0])
-        self._classes = [self._add_class(*one) for one in read]
+        # Fewer moments where there is more of everything else: a lower bound, but one that is ready in time.
+        tight = int(np.clip(50 * 1800 / max(sum(len(gaps.tensor) for _, gaps, _ in read), 1), 16, 80))
+        self._classes = [self._add_class(*one, tight) for one in read]
         self._add_links()
 
     def size(self) -> dict[str, int]:
@@ -83,9 +85,9 @@ class StepLp:
         )
         return 2.0 * (total_s + loads) / self.unit.time_s
 
-    def _add_class(self, spec: DeviceClass, gaps: Gaps, path: CriticalPath) -> _Class:
+    def _add_class(self, spec: DeviceClass, gaps: Gaps, path: CriticalPath, tight: int) -> _Class:
         model, count = self._model, self._micro_batches
-        moments = choose_moments(gaps, spec.capacity_bytes)
+        moments = choose_moments(gaps, spec.capacity_bytes, tight)
         resting = model.add_columns(len(gaps.resting_bytes))
         # The first and the last micro-batch have their own decisions, because windows of time begin and end in them.
         repeats = [1] if count == 1 else [1, 1] if count == 2 else [1, count - 2, 1]

@@ -191,7 +191,7 @@ class _Fluid:
         group[resting] = number
         return group, np.bincount(number, weights=size) / self.unit_bytes
 
-    def _terms(self, index: int, value: float = 1.0, kinds: str = "kmr") -> list[tuple[int, float]]:
+    def _terms(self, index: int | np.integer, value: float = 1.0, kinds: str = "kmr") -> list[tuple[int, float]]:
         by_kind = {"k": self.keep, "m": self.move, "r": self.rerun}
         return [(int(by_kind[kind][index]), value) for kind in kinds if by_kind[kind][index] >= 0]
 

@@ -1,0 +1,75 @@
+"""The bound against coordinated plans of random synthetic transformers, where it is often reached."""
+
+import numpy as np
+import pytest
+from shared_path_machine import shared_path
+
+from tmojax.bounds import bound
+from tmojax.importers.synthetic import SyntheticTransformer, synthetic_transformer
+from tmojax.problem import Action, LinkPolicyKind, Problem, keep_all_footprint_bytes, largest_op_bytes
+from tmojax.problem.step_view import view_step
+from tmojax.relax.coordinate import assemble, staggered, together
+from tmojax.relax.decode import DeviceList, decode
+from tmojax.relax.fluid_milp import PathRates, solve_fluid
+from tmojax.simulate import simulate
+
+RATE = 12.5e9
+
+
+def random_transformer(seed: int) -> Problem:
+    rng = np.random.default_rng(seed)
+    gpus, micro_batches = int(rng.integers(1, 5)), int(rng.integers(1, 5))
+    spec = SyntheticTransformer(
+        layers=int(rng.integers(1, 5)), compute_s=float(rng.choice([0.03, 0.1, 0.2])),
+        gradient_scale=float(rng.choice([0, 0.5, 1])), elementwise_share=float(rng.choice([0.03, 0.3])),
+        parameters=int(rng.choice([0, 10**8])),
+    )  # fmt: skip
+    workload = synthetic_transformer(spec, gpus, micro_batches)
+    most, least = keep_all_footprint_bytes(workload, 0), largest_op_bytes(workload, 0)[1]
+    capacity = int(most - (most - least) * rng.uniform(0.1, 0.75))
+    lane = float(rng.choice([0.0, RATE]))
+    machine = shared_path(gpus, capacity, RATE, duplex=bool(rng.integers(2)), lane_bytes_per_s=lane, peers=True)
+    actions = {Action.OFFLOAD} | ({Action.RECOMPUTE} if rng.integers(2) else set())
+    return Problem("random transformer", workload, machine, frozenset(actions))
+
+
+def best_plan_s(problem: Problem, shares, staggers) -> float:
+    """Least time over fluid selections with the given shares of the path, and ways to coordinate them."""
+    views = [view_step(problem, device) for device in range(problem.workload.device_count)]
+    joint = len(problem.machine.links) % 2 == 1
+    best = float("inf")
+    for share in shares:
+        rate = RATE / share
+        found = solve_fluid(
+            views[0], capacity_bytes=problem.capacity_bytes(0), time_limit_s=5.0,
+            rates=PathRates(rate, rate, rate if joint else float("inf")),
+            allow_recompute=Action.RECOMPUTE in problem.actions,
+        )  # fmt: skip
+        lists = [decode(problem, view, found.decision) for view in views] if found.decision else []
+        if not lists or not all(isinstance(one, DeviceList) for one in lists):
+            continue
+        for stagger in staggers:
+            for policy in (LinkPolicyKind.FAIR, LinkPolicyKind.FCFS, LinkPolicyKind.PRIORITY):
+                together_or_not = staggered(problem, stagger, policy) if stagger else together(problem, policy)
+                best = min(best, simulate(problem, assemble(problem, lists, together_or_not)).step_s)
+    return best
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_plan_beats_the_bound(seed):
+    problem = random_transformer(seed)
+    assert bound(problem).bound_s <= best_plan_s(problem, (1.0, 2.0), (0.0, 0.25)) * (1 + 1e-9)
+
+
+@pytest.mark.long
+def test_bound_is_often_reached(capsys):
+    ratios = []
+    for seed in range(40):
+        problem = random_transformer(seed)
+        plan_s = best_plan_s(problem, (1.0, 1.3, 2.0, 4.0), (0.0, 0.1, 0.25, 0.33, 0.5))
+        if plan_s < float("inf"):
+            ratios.append(plan_s / bound(problem).bound_s)
+    ratios.sort()
+    with capsys.disabled():
+        print(f"\n{len(ratios)} plans; plan / bound: least {ratios[0]:.4f}, median {ratios[len(ratios) // 2]:.4f}")
+    assert ratios[0] >= 1 - 1e-9 and ratios[len(ratios) // 2] <= 1.06
