@@ -79,11 +79,15 @@ class _Moves:
         kinds = ["lookahead", "policy"]
         if bench.device_count > 1:
             kinds += ["start", "starts"]
-        if self.offload or self.recompute:
+        if (self.offload or self.recompute) and all(self.roles.values()):
             kinds += ["one", "block", "role", "trade"]
         if self.offload and any(len(bench.view(d).state_tensor) for d in range(bench.device_count)):
             kinds += ["state"]
         self.weight = {kind: 1.0 for kind in kinds}
+        # Nobody can start after the first device has ended: with one micro-batch that is soon.
+        view = bench.view(0)
+        micro_batch_s = float(view.slot_s.sum())
+        self.latest_share = min(1.5, 0.99 * view.compute_s / micro_batch_s) if micro_batch_s else 0.0
 
     def feedback(self, kind: str, improved: bool) -> None:
         self.weight[kind] = min(4.0, max(0.25, self.weight[kind] * (1.5 if improved else 0.96)))
@@ -111,10 +115,10 @@ class _Moves:
             rank = tuple(int(g) for g in self.rng.permutation(count)) if policy is LinkPolicyKind.PRIORITY else ()
             return Coordination(now.start_share, policy, rank, now.slots)
         if kind == "starts":
-            return replace(now, start_share=even_starts(self.bench, float(self.rng.uniform(0, 1.1))))
+            return replace(now, start_share=even_starts(self.bench, float(min(self.latest_share, self.rng.uniform(0, 1.1)))))
         shares = list(now.start_share)
         device = int(self.rng.integers(1, count))
-        shares[device] = float(min(1.5, max(0.0, shares[device] + self.rng.normal(0, 0.12))))
+        shares[device] = float(min(self.latest_share, max(0.0, shares[device] + self.rng.normal(0, 0.12))))
         return replace(now, start_share=tuple(shares))
 
     def _decisions(self, kind: str, now: tuple[DeviceDecision, ...]) -> tuple[DeviceDecision, ...]:
@@ -173,6 +177,8 @@ class _Moves:
             else bool(view.state_resting.any())
         )
         members = np.flatnonzero(view.state_resting == resting)
+        if not len(members):  # another device's program has state, this one has none
+            return decision
         length = int(self.rng.integers(1, len(members) + 1))
         begin = int(self.rng.integers(0, len(members) - length + 1))
         options = list(Rest) if resting else [Rest.ON_DEVICE, Rest.AWAY]
