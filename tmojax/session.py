@@ -15,7 +15,7 @@ from tmojax.planners.base import Planner, PlanResult, Status, Stopwatch
 from tmojax.planners.fluid import Oblivious
 from tmojax.planners.gradient import Gradient, LocalSearch
 from tmojax.planners.simple import KeepAll, OffloadAll, RecomputeAll, SqrtCheckpointing
-from tmojax.problem import Problem, largest_op_bytes
+from tmojax.problem import Action, Problem, largest_op_bytes
 from tmojax.problem.io import PlanFile, plan_to_json, problem_hash, problem_to_json
 from tmojax.problem.strict_json import readable_text
 from tmojax.report.figures import draw, write_figures
@@ -50,6 +50,7 @@ class Session:
         self._outcomes: list[Outcome] = []
         self._unlimited_s = math.inf
         self._bound: BoundReport | None = None
+        self._restricted_bounds: dict[frozenset[Action], float] = {}
         self._shortfall: Shortfall | None = None
         self._hash = ""
         self.interrupted = False
@@ -149,8 +150,14 @@ class Session:
                     simulation = simulate(self.problem, result.schedule, record=True)
                     if math.isfinite(simulation.step_s):
                         jitter = time_under_jitter(self.problem, result, self._config)
-        bound_s = self._bound.bound_s if self._bound is not None else 0.0
-        outcome = Outcome(result, checked, simulation, bound_s, jitter, heuristic=not isinstance(planner, SEARCHES))
+        outcome = Outcome(
+            result,
+            checked,
+            simulation,
+            self._bound_for(planner, result),
+            jitter,
+            heuristic=not isinstance(planner, SEARCHES),
+        )
         self._outcomes.append(outcome)
         if result.schedule is not None:
             self._write_plan(outcome)
@@ -159,6 +166,20 @@ class Session:
                      f"{format_seconds(result.plan_s)}")  # fmt: skip
         else:
             self.say(f"{planner.name}: {outcome.status}" + (f"; {result.message}" if result.message else ""))
+
+    def _bound_for(self, planner: Planner, result: PlanResult) -> float:
+        """The lower bound for the actions that the planner may use; without a plan the one for all actions will do."""
+        assert self._bound is not None
+        actions = planner.actions(self.problem)
+        if actions == self.problem.actions or not result.status.has_plan:
+            return self._bound.bound_s
+        if actions not in self._restricted_bounds:
+            with self._folder.phase("lower bound", actions=sorted(actions)) as found:
+                restricted_s = bound(replace(self.problem, actions=actions)).bound_s
+                found["bound_s"] = json_values(restricted_s)
+            # Infinite would mean that no such plan exists; that the planner has one all the same is for the checker.
+            self._restricted_bounds[actions] = restricted_s if math.isfinite(restricted_s) else self._bound.bound_s
+        return max(self._bound.bound_s, self._restricted_bounds[actions])
 
     def _write_plan(self, outcome: Outcome) -> None:
         step_s = outcome.step_s if math.isfinite(outcome.step_s) else None

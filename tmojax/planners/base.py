@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tmojax.planners.workbench import Candidate
-from tmojax.problem import Problem, Schedule
+from tmojax.problem import Action, Problem, Schedule
 from tmojax.relax.decode import DoesNotFit
 from tmojax.units import format_bytes
 
@@ -63,6 +63,10 @@ class Planner(ABC):
     """
 
     name: str
+
+    def actions(self, problem: Problem) -> frozenset[Action]:
+        """The actions that this planner may use on `problem`: what its plans are bounded for."""
+        return problem.actions
 
     @abstractmethod
     def plan(self, problem: Problem, *, seed: int = 0, seeds: tuple[PlanResult, ...] = ()) -> PlanResult:

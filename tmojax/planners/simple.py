@@ -75,6 +75,9 @@ class KeepAll(Planner):
 
     name: str = "keep-all"
 
+    def actions(self, problem: Problem) -> frozenset[Action]:
+        return frozenset()
+
     def plan(self, problem: Problem, *, seed: int = 0, seeds: tuple[PlanResult, ...] = ()) -> PlanResult:
         return _fixed(self.name, problem, None, lambda bench, d: keep_everything(bench.view(d)))
 
@@ -86,6 +89,9 @@ class OffloadAll(Planner):
 
     name: str = "offload-all"
     lookahead_layers: int = 2
+
+    def actions(self, problem: Problem) -> frozenset[Action]:
+        return problem.actions & {Action.OFFLOAD}
 
     def plan(self, problem: Problem, *, seed: int = 0, seeds: tuple[PlanResult, ...] = ()) -> PlanResult:
         def decide(bench: Workbench, device: int) -> DeviceDecision:
@@ -100,6 +106,9 @@ class RecomputeAll(Planner):
 
     name: str = "recompute-all"
 
+    def actions(self, problem: Problem) -> frozenset[Action]:
+        return problem.actions & {Action.RECOMPUTE}
+
     def plan(self, problem: Problem, *, seed: int = 0, seeds: tuple[PlanResult, ...] = ()) -> PlanResult:
         return _fixed(
             self.name, problem, Action.RECOMPUTE, lambda bench, d: recompute_segments(problem, bench.view(d), 1)
@@ -112,6 +121,9 @@ class SqrtCheckpointing(Planner):
     memory cost")."""
 
     name: str = "sqrt-n"
+
+    def actions(self, problem: Problem) -> frozenset[Action]:
+        return problem.actions & {Action.RECOMPUTE}
 
     def plan(self, problem: Problem, *, seed: int = 0, seeds: tuple[PlanResult, ...] = ()) -> PlanResult:
         def decide(bench: Workbench, device: int) -> DeviceDecision:
