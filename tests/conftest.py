@@ -1,5 +1,5 @@
-"""JAX in tests, and in the processes that tests start: old-style random keys are errors, and compiled programmes are kept in a
-folder that git ignores. Broadcasting between ranks stays allowed: the networks that are imported here do it.
+"""JAX in tests, and in the processes that tests start: old-style random keys are errors, and compiled programmes are
+kept in a folder that git ignores. Broadcasting between ranks stays allowed: the networks that are imported here do it.
 
 Environment variables rather than `jax.config`, so that tests that need no JAX do not load it.
 """

@@ -53,7 +53,7 @@ def test_more_evaluations_of_one_seed_are_spent():
 
 def test_starts_from_the_best_plan_of_others_and_says_so():
     problem = transformer("prototype-4gpu-12.5", factor=1.4)
-    seeds = (KeepAll().plan(problem), OffloadAll().plan(problem), RatioSweep().plan(problem), RecomputeAll().plan(problem))
+    seeds = tuple(p.plan(problem) for p in (KeepAll(), OffloadAll(), RatioSweep(), RecomputeAll()))
     best = min((s for s in seeds if s.status.has_plan), key=lambda s: s.step_s)
     result = light("local-search").plan(problem, seeds=seeds)
     assert result.details["start"] == best.planner

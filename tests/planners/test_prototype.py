@@ -1,7 +1,7 @@
 """Golden times of the prototype's case, the physics that they show, and what the lock-step model claims.
 
-Four GPUs on one full-duplex path of 12.5 GB/s each way (configs/runs/prototype.toml): offload only at 1.33 times too little
-memory, and both actions at 3 times. Seconds per micro-batch.
+Four GPUs on one full-duplex path of 12.5 GB/s each way (configs/runs/prototype.toml): offload only at 1.33 times too
+little memory, and both actions at 3 times. Seconds per micro-batch.
 """
 
 from functools import cache
@@ -87,7 +87,7 @@ def test_where_memory_is_tight_mixing_and_coordination_pay():
         per_micro_batch_s(p, problem) for p in (FAIR, RecomputeAll(), LockstepMilp(), BudgetMilp(), RatioSweep())
     )
     assert oblivious > 1.9 * recompute
-    assert recompute == pytest.approx(0.4257, rel=0.001)  # no solver in it: 0.350 s and a forward but for the last layer
+    assert recompute == pytest.approx(0.4257, rel=0.001)  # 0.350 s, and forward again but for the last layer
     assert max(lockstep, budget, ratio) < 0.95 * recompute
     assert min(lockstep, budget, ratio) > bound_s(problem) == pytest.approx(0.3659, rel=0.005)
 
