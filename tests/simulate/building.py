@@ -44,6 +44,7 @@ def box(
     duplex: float = 0.0,
     latency_s: float = 0.0,
     peers: bool = True,
+    host_engines: bool = True,
     overheads: Overheads = Overheads(),  # noqa: B008
     interference: Interference = Interference(),  # noqa: B008
     codecs=(),
@@ -51,7 +52,8 @@ def box(
     """GPUs behind one uplink; rates in bytes/s. `duplex`: limit on both directions of the uplink together (0: none).
 
     Links: out lane and in lane of each device (2d, 2d+1), uplink out, uplink in, and the duplex limit. Engines: out and
-    in of each device. Peer copies go lane to lane. Latency is that of the uplinks.
+    in of each device; `host_engines` says whether copies to and from the host hold them. Peer copies go lane to lane.
+    Latency is that of the uplinks.
     """
     links = []
     for d in range(devices):
@@ -63,8 +65,9 @@ def box(
         extra = (2 * devices + 2,)
     routes = []
     for d in range(devices):
-        routes.append(Route(1 + d, HOST, (2 * d, 2 * devices, *extra), (2 * d,)))
-        routes.append(Route(HOST, 1 + d, (2 * devices + 1, 2 * d + 1, *extra), (2 * d + 1,)))
+        held = ((2 * d,), (2 * d + 1,)) if host_engines else ((), ())
+        routes.append(Route(1 + d, HOST, (2 * d, 2 * devices, *extra), held[0]))
+        routes.append(Route(HOST, 1 + d, (2 * devices + 1, 2 * d + 1, *extra), held[1]))
     for a in range(devices if peers else 0):
         for b in range(devices):
             if a != b:
@@ -130,6 +133,7 @@ def chain_problem(rng: np.random.Generator, devices: int, *, overheads=None, int
         lane=float(rng.integers(5, 30)),
         uplink=float(rng.integers(5, 30)),
         duplex=duplex,
+        host_engines=bool(rng.random() < 0.8),
         latency_s=float(rng.choice([0.0, 0.125])),
         overheads=overheads or Overheads(),
         interference=interference or Interference(),
@@ -159,8 +163,9 @@ def chain_problem(rng: np.random.Generator, devices: int, *, overheads=None, int
 
 
 class RandomList:
-    """One list: ops in order; between them activations leave for the host (plain, in slices, encoded) and return, some
-    are recomputed instead, workspace is retired late, memory is lent, peers get copies, streams wait for other lists.
+    """One list: ops in order; between them activations leave (for a peer; for the host plain, in slices, encoded) and
+    return, some are recomputed instead, workspace is retired late, memory is lent, peers get copies, streams wait for
+    other lists.
     """
 
     def __init__(self, problem: Problem, device: int, rng: np.random.Generator, events: list[tuple[int, int]]) -> None:
@@ -182,8 +187,15 @@ class RandomList:
             )
 
     def leave(self, t: int, k: int) -> None:
-        builder, here, way = self.builder, self.here, str(self.rng.choice(["plain", "slices", "encoded", "mixed"]))
+        builder, here, way = (
+            self.builder,
+            self.here,
+            str(self.rng.choice(["plain", "slices", "encoded", "mixed", "peer"])),
+        )
+        if way == "peer" and self.problem.workload.device_count == 1:
+            way = "plain"
         self.away[t, k] = way
+        peer = 1 + (self.device + 1) % self.problem.workload.device_count
         if way == "slices":
             for part in range(3):
                 last = builder.offload(t, k, here, HOST, part=part, parts=3)
@@ -192,7 +204,7 @@ class RandomList:
             last = builder.offload(t, k, here, HOST, form=0)
             builder.release(t, k, here, form=0)
         else:
-            last = builder.offload(t, k, here, HOST)
+            last = builder.offload(t, k, here, peer if way == "peer" else HOST)
         if self.rng.random() < 0.2:
             self.signal(last)
         builder.release(t, k, here)
@@ -200,6 +212,7 @@ class RandomList:
     def come_back(self, t: int, k: int) -> None:
         builder, here, way = self.builder, self.here, self.away.pop((t, k))
         program = self.problem.workload.program(self.device)
+        there = 1 + (self.device + 1) % self.problem.workload.device_count if way == "peer" else HOST
         if len(program.ops[t].reads) == 1 and self.rng.random() < 0.4:
             builder.compute(t, k)  # op t of these chains writes tensor t; only the first reads nothing but weights
         elif way == "encoded":
@@ -210,7 +223,10 @@ class RandomList:
             for part in range(2):
                 builder.prefetch(t, k, HOST, here, part=part, parts=2)
         else:
-            builder.prefetch(t, k, HOST, here)  # of slices: assembles the whole
+            builder.prefetch(t, k, there, here)  # of slices: assembles the whole
+        if way == "peer":
+            builder.release(t, k, there)
+            return
         for part in range(3 if way == "slices" else 1):
             builder.release(
                 t, k, HOST, form=0 if way == "encoded" else -1, part=part, parts=3 if way == "slices" else 1

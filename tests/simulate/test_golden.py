@@ -166,6 +166,47 @@ def test_recomputation_writes_what_is_gone_and_leaves_what_is_there():
     assert result.end_s[0].tolist() == [1, 11, 1, 2, 3]
 
 
+def test_scratch_of_a_recomputation_is_an_allocation_too():
+    """f runs again while its output is there: nothing is written, but the scratch waits for the release before it."""
+    tensors = [tensor("x", 100), tensor("y", 100)]
+    problem = problem_of(box(1), [(tensors, [op("f", 1.0, writes=[0]), op("g", 1.0, writes=[1])])])
+    builder = ListBuilder()
+    builder.compute(0, 0)
+    builder.compute(1, 0)
+    builder.offload(1, 0, 1, HOST)
+    builder.compute(0, 0)
+    assert simulate(problem, schedule_of(builder)).end_s[0].tolist() == [1, 2, 12, 3]
+    builder = ListBuilder()
+    builder.compute(0, 0)
+    builder.compute(1, 0)
+    builder.offload(1, 0, 1, HOST)
+    builder.release(1, 0, 1)
+    builder.compute(0, 0)
+    assert simulate(problem, schedule_of(builder)).end_s[0].tolist() == [1, 2, 12, 12, 13]
+
+
+def test_a_transfer_that_waits_for_one_engine_keeps_its_place_at_the_other():
+    """Device 2 fetches 40 bytes from the host until 4. Device 0 wants to send to device 2 from 1 on and queues for its
+    in-engine; device 1 wants to fetch from device 0 from 2 on, needs that one's out-engine, and is behind it.
+    """
+    machine = box(3, uplink=100.0)
+    programs = [
+        ([tensor("x", 10)], [op("f", 1.0, writes=[0])]),
+        ([tensor("x", 10)], [op("f", 2.0, writes=[0])]),
+        ([tensor("x", 40)], [op("f", 1.0, reads=[0])]),
+    ]
+    sender, fetcher, busy = ListBuilder(), ListBuilder(), ListBuilder()
+    sender.compute(0, 0)
+    sender.offload(0, 0, 1, 3)
+    fetcher.signal(0, fetcher.compute(0, 0))
+    fetcher.wait(0, 2)  # engine 0, so that the fetch is ready at 2
+    fetcher.prefetch(0, 0, 1, 2, owner=0)
+    busy.prefetch(0, 0, HOST, 3)
+    result = simulate(problem_of(machine, programs), schedule_of(sender, fetcher, busy))
+    assert result.start_s[0][1] == 4
+    assert result.start_s[1][3] == 5
+
+
 def test_engines_are_first_in_first_out_in_list_order():
     tensors = [tensor("x", 100), tensor("y", 10)]
     problem = problem_of(box(1), [(tensors, [op("f", 4.0, writes=[0]), op("g", 0.0, reads=[1])])])

@@ -41,7 +41,7 @@ def test_jitter_stays_within_what_the_factors_allow_and_depends_on_the_seed_only
 
 
 def test_steady_state_of_a_transfer_bound_step():
-    """g needs no memory and runs in the shadow of the offload; the last transfer of a step overlaps the next one's f."""
+    """Both outputs have to be gone before the next step may write them again."""
     tensors = [tensor("x", 100), tensor("y", 10)]
     problem = problem_of(box(1), [(tensors, [op("f", 1.0, writes=[0]), op("g", 1.0, writes=[1])])])
     builder = ListBuilder()
