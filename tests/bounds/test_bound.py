@@ -66,6 +66,17 @@ def test_forced_offload_on_two_gpus_by_hand():
     assert slow.bound_s == pytest.approx(10.0)
 
 
+def test_uneven_gpus_form_classes():
+    problem = forced_offload(gpus=3)
+    memories = tuple(replace(m, capacity_bytes=1000) if m.name == "gpu1" else m for m in problem.machine.memories)
+    report = bound(replace(problem, machine=replace(problem.machine, memories=memories)))
+    assert report.details["device_classes"] == 2 and report.bound_s == pytest.approx(7.0)
+    # With slower links the two that must move a compete: 1 s, then 200 B out at 10 B/s, then 2 s of work.
+    links = tuple(replace(link, bandwidth_bytes_per_s=10.0) for link in problem.machine.links)
+    slow = bound(replace(problem, machine=replace(problem.machine, memories=memories, links=links)))
+    assert slow.bound_s == pytest.approx(23.0)
+
+
 def test_recomputing_by_hand():
     # Running `first` again costs 1 s; moving a would cost 4 s.
     assert bound(forced_offload(recomputable=True)).bound_s == pytest.approx(4.0)

@@ -76,7 +76,7 @@ def test_bound_against_optimum_of_family(capsys):
     for seed, arguments in cases():
         problem = tiny_problem(seed, **arguments)
         report = bound(problem)
-        best, count = best_of_family(problem, seed, 3000)
+        best, count = best_of_family(problem, seed, 400, 20)
         assert report.bound_s <= best * (1 + 1e-9), (seed, arguments, report, best)
         if count:
             ratios.append(best / report.bound_s)
