@@ -66,8 +66,8 @@ class SteadyState:
 
 def steady_state(problem: Problem | Prepared, schedule: Schedule | None = None, max_steps: int = 32) -> SteadyState:
     """Issue the lists again and again until the times repeat, at most `max_steps` times. Raises InputError."""
-    if max_steps < 3:
-        raise InputError(f"max_steps: {max_steps} must be at least 3, or no repetition can be seen")
+    if max_steps < 4:
+        raise InputError(f"max_steps: {max_steps} must be at least 4, or no repetition can be seen")
     prepared = _prepared(problem, schedule)
     steps = min(6, max_steps)
     while True:
@@ -75,15 +75,17 @@ def steady_state(problem: Problem | Prepared, schedule: Schedule | None = None, 
         ends_s = simulation.step_ends_s
         if np.isinf(ends_s).any():
             return SteadyState(float("inf"), steps, False, 1, float(ends_s[0]))
-        times = _times(simulation, steps)
+        # The last steps are not followed by others that get in their way: they may end earlier than they would.
+        kept = steps - max(1, steps // 6)
+        times, ends_s = _times(simulation, steps)[:kept], ends_s[:kept]
         for cycle in range(1, LONGEST_CYCLE + 1):
             found = _periodic_from(times, ends_s, cycle)
             if found is not None:
                 period_s = float(ends_s[-1] - ends_s[-1 - cycle]) / cycle
                 return SteadyState(period_s, found, True, cycle, float(ends_s[0]))
         if steps == max_steps:
-            half = steps // 2
-            period_s = float(ends_s[-1] - ends_s[half - 1]) / (steps - half)
+            half = kept // 2
+            period_s = float(ends_s[-1] - ends_s[half - 1]) / (kept - half)
             return SteadyState(period_s, steps, False, 1, float(ends_s[0]))
         steps = min(2 * steps, max_steps)
 
