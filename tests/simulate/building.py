@@ -312,3 +312,25 @@ def transfers_of_link(problem: Problem, schedule: Schedule, link: int) -> list[t
                 if link in problem.machine.route(int(row["memory"]), int(row["to_memory"])).links:
                     found.append((d, i))
     return found
+
+
+def one_op(machine: Machine, size_bytes: int = 100, duration_s: float = 1.0) -> Problem:
+    """Every device runs `f`, which writes one tensor, then `g` of 2 s, which needs nothing."""
+    program = ([tensor("x", size_bytes)], [op("f", duration_s, writes=[0]), op("g", 2.0)])
+    return problem_of(machine, [program], device_program=[0] * len(machine.devices))
+
+
+def offloading(device: int) -> ListBuilder:
+    """f, its output to the host, g."""
+    builder = ListBuilder()
+    builder.compute(0, 0)
+    builder.offload(0, 0, 1 + device, HOST)
+    builder.compute(1, 0)
+    return builder
+
+
+def uplink_policy(machine: Machine, policy: LinkPolicy) -> tuple[LinkPolicy, ...]:
+    """`policy` on the uplink of a box, all else fair."""
+    chosen = [LinkPolicy()] * len(machine.links)
+    chosen[2 * len(machine.devices)] = policy
+    return tuple(chosen)

@@ -8,7 +8,7 @@ from typing import Any
 from numba import njit
 
 
-def compiled(function: Callable[..., Any], **options: bool) -> Any:
+def compiled(function: Callable[..., Any], **options: Any) -> Any:
     """Compile with numba on the first call and keep the machine code on disk where a cache directory can be written.
 
     numba raises RuntimeError at decoration when neither the package's directory nor the user's cache is writable; then

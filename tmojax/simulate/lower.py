@@ -34,7 +34,7 @@ class Lowered:
     first_node: NDArray[np.int64]
     length: NDArray[np.int64]
     steps: int
-    instruction_kind: NDArray[np.int8]
+    instruction_kind: NDArray[np.int64]
     on_compute: NDArray[np.bool_]
     has_collectives: bool
 
