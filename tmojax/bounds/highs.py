@@ -200,7 +200,7 @@ class LinearModel:
         begin = int(np.searchsorted(np.array(self._row, np.int64), first))  # entries are in the order of their rows
         row, column = np.array(self._row[begin:], np.int64), np.array(self._column[begin:], np.int64)
         key, inverse = np.unique(row * self.columns + column, return_inverse=True)
-        value = np.bincount(inverse, weights=np.array(self._value[begin:]), minlength=len(key))
+        value = np.bincount(inverse, weights=np.array(self._value[begin:]), minlength=len(key)).astype(np.float64)
         new = np.arange(first, self.rows)
         highs.addRows(
             len(new), np.array(self._row_lower[first:]), np.array(self._row_upper[first:]), len(key),
