@@ -108,7 +108,7 @@ def optimise(model: PeriodicModel, *, restarts: int = 4, steps: int = 2000, seed
         raise InputError(f"restarts {restarts}, steps {steps}: give at least 1 and {settings.multiplier_steps}")
     if len(warm_starts) > restarts:
         raise InputError(f"warm_starts: {len(warm_starts)} given; raise restarts ({restarts}) to at least that")
-    # Every other start has all GPUs begin at once: a stagger costs time at the ends, which few micro-batches do not repay.
+    # In every other start all GPUs begin at once: a stagger costs time at the ends, which few micro-batches repay.
     starts = [
         initial_variables(model, jax.random.fold_in(jax.random.key(seed), number), spread=number % 2 == 0)
         for number in range(restarts)
@@ -127,8 +127,8 @@ def optimise(model: PeriodicModel, *, restarts: int = 4, steps: int = 2000, seed
 
         return jax.vmap(one)(variables, eased)
 
-    result, compile_s, run_s = compile_and_run(run, model, stacked, eased)
-    return _solution(model, *result, compile_s, run_s, settings)
+    (ended, point, step, limits, fractional_gb), compile_s, run_s = compile_and_run(run, model, stacked, eased)
+    return _solution(model, ended, point, step, limits, fractional_gb, compile_s, run_s, settings)
 
 
 def _one_restart(model: PeriodicModel, variables: Variables, eased: Array, steps: int, settings: Descent) -> Descended:
