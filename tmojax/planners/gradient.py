@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tmojax.planners.base import Planner, PlanResult, Status, Stopwatch
-from tmojax.planners.local_search import SearchSettings, local_search
+from tmojax.planners.local_search import SearchSettings, search_from_two
 from tmojax.planners.simple import layer_count, offload_everything, recompute_segments
 from tmojax.planners.sweep import sweep
 from tmojax.planners.workbench import Candidate, Workbench
@@ -84,7 +84,8 @@ class LocalSearch(Planner):
         starts = find_starts(bench, seeds)
         if not starts:
             return PlanResult(self.name, Status.NOT_FOUND, message="no start fits in memory", plan_s=watch.read_s())
-        best, log = local_search(bench, starts[0].candidate, self.search, seed)
+        second = starts[1] if len(starts) > 1 else starts[0]
+        best, log = search_from_two(bench, starts[0].candidate, second.candidate, self.search, seed)
         details = {
             "start": starts[0].name,
             "start_step_s": starts[0].candidate.step_s,
@@ -136,7 +137,10 @@ class Gradient(Planner):
                 message="neither a simple strategy nor a rounded relaxation fits in memory",
             )  # fmt: skip
         entries.sort(key=lambda start: start.candidate.step_s)
-        best, log = self._search(bench, entries, gradient_best, seed)
+        first, second = entries[0].candidate, gradient_best
+        if second is None or second is first:
+            second = entries[min(1, len(entries) - 1)].candidate
+        best, log = search_from_two(bench, first, second, self.search, seed)
         details = {
             "start": starts[0].name if starts else "none",
             "start_step_s": starts[0].candidate.step_s if starts else None,
@@ -145,7 +149,8 @@ class Gradient(Planner):
             "before_local_search_step_s": entries[0].candidate.step_s,
             "after_local_search_step_s": best.step_s,
             "roundings": len(rounded),
-            "evaluations": log,
+            "evaluations": log.evaluations,
+            "improvements": log.improvements,
             "relaxation_s": relaxed_s,
             "rounding_s": rounded_s - relaxed_s,
             "local_search_s": watch.read_s() - rounded_s,
@@ -167,19 +172,3 @@ class Gradient(Planner):
             if not isinstance(found, DoesNotFit) and (best is None or found.step_s < best.step_s):
                 best = found
         return best
-
-    def _search(self, bench, entries: list[Start], gradient_best: Candidate | None, seed: int):
-        """Local search from the best entry, and with half of the simulations from the rounded relaxation if that is
-        another."""
-        settings, halves = self.search, [entries[0].candidate]
-        if gradient_best is not None and gradient_best is not entries[0].candidate:
-            halves.append(gradient_best)
-        share = SearchSettings(settings.evaluations // len(halves), settings.instructions // len(halves),
-                               settings.start_threshold)  # fmt: skip
-        best, evaluations = entries[0].candidate, 0
-        for start in halves:
-            found, log = local_search(bench, start, share, seed)
-            evaluations += log.evaluations
-            if found.step_s < best.step_s:
-                best = found
-        return best, evaluations

@@ -22,16 +22,18 @@ from tmojax.relax.decode import NEVER, DoesNotFit
 @dataclass(frozen=True)
 class SearchSettings:
     """evaluations: exact simulations at most. instructions: total simulated instructions at most, so that large
-    problems take bounded time. start_threshold: relative slow-down accepted at first; it falls linearly to zero."""
+    problems take bounded time. second_share: part of them that goes to a second start. start_threshold: relative
+    slow-down accepted at first; it falls linearly to zero."""
 
-    evaluations: int = 400
-    instructions: int = 12_000_000
+    evaluations: int = 1000
+    instructions: int = 40_000_000
+    second_share: float = 0.4
     start_threshold: float = 0.004
 
 
 @dataclass(frozen=True)
 class SearchLog:
-    """evaluations done; accepted and improving moves; improvements by kind of move."""
+    """evaluations: simulations done. improvements: how often each kind of move led to a new best plan."""
 
     evaluations: int
     improvements: dict[str, int]
@@ -41,15 +43,41 @@ def local_search(
     bench: Workbench, start: Candidate, settings: SearchSettings, seed: int
 ) -> tuple[Candidate, SearchLog]:
     """Improve `start`; the result is never slower. Deterministic for a seed."""
+    return _search(bench, start, budget_of(start, settings), settings.start_threshold, seed)
+
+
+def search_from_two(
+    bench: Workbench, first: Candidate, second: Candidate, settings: SearchSettings, seed: int
+) -> tuple[Candidate, SearchLog]:
+    """Search from two starts; `second_share` of the simulations go to `second`, with another seed. The faster result."""
+    budget = budget_of(first, settings)
+    later = int(budget * settings.second_share)
+    best, log = _search(bench, first, max(1, budget - later), settings.start_threshold, seed)
+    other, other_log = _search(bench, second, max(1, later), settings.start_threshold, seed + 1)
+    improvements = {
+        kind: log.improvements.get(kind, 0) + other_log.improvements.get(kind, 0)
+        for kind in sorted({*log.improvements, *other_log.improvements})
+    }
+    total = SearchLog(log.evaluations + other_log.evaluations, improvements)
+    return (other if other.step_s < best.step_s else best), total
+
+
+def budget_of(start: Candidate, settings: SearchSettings) -> int:
+    """Simulations that the settings allow for schedules of the size of `start`."""
+    instructions = sum(len(rows) for rows in start.schedule.lists)
+    return max(2, min(settings.evaluations, settings.instructions // max(1, instructions)))
+
+
+def _search(
+    bench: Workbench, start: Candidate, budget: int, start_threshold: float, seed: int
+) -> tuple[Candidate, SearchLog]:
     rng = np.random.default_rng(seed)
     moves = _Moves(bench, rng)
-    instructions = sum(len(rows) for rows in start.schedule.lists)
-    budget = max(1, min(settings.evaluations, settings.instructions // max(1, instructions)))
     best = current = start
     improvements: dict[str, int] = {}
     since_best = 0
     for evaluation in range(budget):
-        threshold = settings.start_threshold * (1 - evaluation / budget)
+        threshold = start_threshold * (1 - evaluation / budget)
         kind, decisions, coordination, lookahead = moves.propose(current)
         found = bench.evaluate(decisions, coordination, lookahead)
         since_best += 1
@@ -115,7 +143,9 @@ class _Moves:
             rank = tuple(int(g) for g in self.rng.permutation(count)) if policy is LinkPolicyKind.PRIORITY else ()
             return Coordination(now.start_share, policy, rank, now.slots)
         if kind == "starts":
-            return replace(now, start_share=even_starts(self.bench, float(min(self.latest_share, self.rng.uniform(0, 1.1)))))
+            return replace(
+                now, start_share=even_starts(self.bench, float(min(self.latest_share, self.rng.uniform(0, 1.1))))
+            )
         shares = list(now.start_share)
         device = int(self.rng.integers(1, count))
         shares[device] = float(min(self.latest_share, max(0.0, shares[device] + self.rng.normal(0, 0.12))))
