@@ -49,7 +49,7 @@ def local_search(
 def search_from_two(
     bench: Workbench, first: Candidate, second: Candidate, settings: SearchSettings, seed: int
 ) -> tuple[Candidate, SearchLog]:
-    """Search from two starts; `second_share` of the simulations go to `second`, with another seed. The faster result."""
+    """The faster of two searches; `second_share` of the simulations go to `second`, with another seed."""
     budget = budget_of(first, settings)
     later = int(budget * settings.second_share)
     best, log = _search(bench, first, max(1, budget - later), settings.start_threshold, seed)
