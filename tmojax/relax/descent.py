@@ -20,9 +20,10 @@ from tmojax.cost.model import PeriodicModel
 from tmojax.cost.timeline import Limits, Step
 from tmojax.errors import InputError
 
-
 LAST_RATE = 0.03  # share of the learning rate that is left at the end (cosine)
 MEMORY = 0.99  # adam's second moment: penalties and the binary pressure grow, so old gradients must be forgotten
+
+RANGE = 6.0  # variables stay within +-RANGE: a sigmoid that saturates completely has no gradient to come back by
 
 
 @dataclass(frozen=True)
@@ -67,22 +68,22 @@ class Descended(eqx.Module):
     history: Float[Array, " round"]
 
 
-def limit_weights(model: PeriodicModel, bins: int) -> Limits:
-    """Weight of one limit's square. A slot's or bin's share of time is small against the step, its memory limit is
-    not.
+def limit_weights(model: PeriodicModel, bins: int) -> dict[str, float]:
+    """Weight of one limit's square, by field of `Limits`. A slot's or bin's share of time is small against the step,
+    its memory limit is not.
     """
-    one = jnp.ones((), model.slot_s.dtype)
-    return Limits(one, one, one / model.slots, one / model.slots, one / bins, one)
+    slot = 1 / model.slots
+    return {"memory": 1.0, "order": 1.0, "lane_out": slot, "lane_in": slot, "link": 1 / bins, "host": 1.0}
 
 
-def penalise(limits: Limits, multipliers: Limits, weights: Limits, penalty) -> Float[Array, ""]:
+def penalise(limits: Limits, multipliers: Limits, weights: dict[str, float], penalty) -> Float[Array, ""]:
     """Sum over limits c <= 0 of w / (2 rho) (max(0, lambda + rho c)^2 - lambda^2)."""
-
-    def term(value, multiplier, weight):
+    total = jnp.zeros((), limits.memory.dtype)
+    for name, weight in weights.items():
+        value, multiplier = getattr(limits, name), getattr(multipliers, name)
         pushed = jnp.maximum(0.0, multiplier + penalty * value)
-        return weight / (2 * penalty) * jnp.sum(jnp.square(pushed) - jnp.square(multiplier))
-
-    return jax.tree.reduce(jnp.add, jax.tree.map(term, limits, multipliers, weights))
+        total += weight / (2 * penalty) * jnp.sum(jnp.square(pushed) - jnp.square(multiplier))
+    return total
 
 
 def objective(model: PeriodicModel, step: Step) -> Float[Array, ""]:
@@ -116,7 +117,8 @@ def descend(model: PeriodicModel, variables: Any, steps: int, settings: Descent,
             progress = (number * settings.multiplier_steps + count) / total
             gradient, (value, limits) = jax.grad(loss, has_aux=True)(variables, multipliers, penalty, progress)
             update, adam = optimiser.update(gradient, adam)
-            return (optax.apply_updates(variables, update), adam, value, limits), None
+            variables = jax.tree.map(lambda leaf: jnp.clip(leaf, -RANGE, RANGE), optax.apply_updates(variables, update))
+            return (variables, adam, value, limits), None
 
         start = (variables, adam, jnp.zeros((), model.slot_s.dtype), multipliers)
         counts = jnp.arange(settings.multiplier_steps, dtype=model.slot_s.dtype)
@@ -129,7 +131,8 @@ def descend(model: PeriodicModel, variables: Any, steps: int, settings: Descent,
     numbers = jnp.arange(rounds, dtype=model.slot_s.dtype)
     state = (variables, optimiser.init(variables), multipliers)
     (variables, _, multipliers), history = jax.lax.scan(one_round, state, numbers)
-    return Descended(variables, jax.tree.map(jnp.multiply, multipliers, weights), history)
+    priced = Limits(**{name: weight * getattr(multipliers, name) for name, weight in weights.items()})
+    return Descended(variables, priced, history)
 
 
 def compile_and_run(function: Callable, *arguments: Any) -> tuple[Any, float, float]:

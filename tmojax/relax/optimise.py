@@ -20,6 +20,7 @@ from tmojax.errors import InputError
 from tmojax.relax.decisions import DeviceDecision, Rest
 from tmojax.relax.descent import Descended, Descent, compile_and_run, descend, objective
 
+PHASE_SCALE = 0.25  # starts move more slowly than the rest: each of them shifts all copies of a GPU at once
 WARM_LOGIT = 2.0  # of a choice that a warm start takes: a fraction of about 0.8, which gradients can still turn
 
 
@@ -84,7 +85,7 @@ def read_point(model: PeriodicModel, variables: Variables) -> Point:
     """Variables as fractions, seconds and phases; the first GPU starts at 0."""
     choice = jax.nn.softmax(jnp.where(model.allowed, variables.choice, -1e9), axis=-1)
     stall_s = jnp.square(variables.stall) * (model.unit_s / model.slots)
-    phase = jnp.abs(variables.phase.at[0].set(0.0))
+    phase = PHASE_SCALE * jnp.abs(variables.phase.at[0].set(0.0))
     timing = Timing(stall_s, jax.nn.sigmoid(variables.out_share), jax.nn.sigmoid(variables.in_share), phase)
     return Point(choice, jax.nn.sigmoid(variables.state_out), timing)
 
@@ -117,21 +118,23 @@ def optimise(model: PeriodicModel, *, restarts: int = 4, steps: int = 2000, seed
         starts[number] = warm_variables(model, warm, starts[number])
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *starts)
     eased = jnp.array([number >= len(warm_starts) for number in range(restarts)], model.slot_s.dtype)
+    spread = jnp.array([number >= len(warm_starts) and number % 2 == 0 for number in range(restarts)])
 
-    def run(model: PeriodicModel, variables: Variables, eased: Array):
-        def one(variables, eased):
-            ended = _one_restart(model, variables, eased, steps, settings)
+    def run(model: PeriodicModel, variables: Variables, eased: Array, spread: Array):
+        def one(variables, eased, spread):
+            ended = _one_restart(model, variables, eased, spread, steps, settings)
             point = read_point(model, ended.variables)
             step, limits = run_step(model, demand(model, point.choice, point.state_out), point.timing, settings.bins)
             return ended, point, step, limits, _fractional_gb(model, point.choice)
 
-        return jax.vmap(one)(variables, eased)
+        return jax.vmap(one)(variables, eased, spread)
 
-    (ended, point, step, limits, fractional_gb), compile_s, run_s = compile_and_run(run, model, stacked, eased)
+    (ended, point, step, limits, fractional_gb), compile_s, run_s = compile_and_run(run, model, stacked, eased, spread)
     return _solution(model, ended, point, step, limits, fractional_gb, compile_s, run_s, settings)
 
 
-def _one_restart(model: PeriodicModel, variables: Variables, eased: Array, steps: int, settings: Descent) -> Descended:
+def _one_restart(model: PeriodicModel, variables: Variables, eased: Array, spread: Array, steps: int,
+                 settings: Descent) -> Descended:  # fmt: skip
     capacity_gb = jnp.sum(model.capacity_gb)
 
     def evaluate(variables: Variables, progress: Array) -> tuple[Array, Limits, Array]:
@@ -139,7 +142,10 @@ def _one_restart(model: PeriodicModel, variables: Variables, eased: Array, steps
         relief = eased * jnp.clip(1 - progress / settings.homotopy_share, 0.0, 1.0)
         pressure = jnp.clip((progress - 1 + settings.binary_share) / settings.binary_share, 0.0, 1.0)
         relaxed = with_links_eased(model, relief)
-        step, limits = run_step(relaxed, demand(relaxed, point.choice, point.state_out), point.timing, settings.bins)
+        # While shared links are wide nothing is gained by a stagger, so a spread start is held until it can be judged.
+        phase = jnp.where(spread & (relief > 0), jax.lax.stop_gradient(point.timing.phase), point.timing.phase)
+        timing = eqx.tree_at(lambda t: t.phase, point.timing, phase)
+        step, limits = run_step(relaxed, demand(relaxed, point.choice, point.state_out), timing, settings.bins)
         undecided = settings.binary_weight * pressure * _fractional_gb(model, point.choice) / capacity_gb
         return objective(relaxed, step), limits, undecided
 
@@ -164,7 +170,7 @@ def initial_variables(model: PeriodicModel, key: Array, *, spread: bool) -> Vari
         stall=0.3 + 0.1 * jax.random.normal(keys[2], (gpus, slots), dtype),
         out_share=-1.0 + 0.3 * jax.random.normal(keys[3], (gpus, slots), dtype),
         in_share=-1.0 + 0.3 * jax.random.normal(keys[4], (gpus, slots), dtype),
-        phase=jnp.concatenate([jnp.zeros(1), phase]).astype(dtype),
+        phase=(jnp.concatenate([jnp.zeros(1), phase]) / PHASE_SCALE).astype(dtype),
     )
 
 
@@ -185,7 +191,7 @@ def warm_variables(model: PeriodicModel, warm: WarmStart, start: Variables) -> V
     return eqx.tree_at(
         lambda v: (v.choice, v.state_out, v.phase),
         start,
-        (jnp.asarray(logits, dtype), jnp.asarray(state, dtype), jnp.asarray(phase, dtype)),
+        (jnp.asarray(logits, dtype), jnp.asarray(state, dtype), jnp.asarray(phase, dtype) / PHASE_SCALE),
     )
 
 
