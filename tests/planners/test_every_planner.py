@@ -58,9 +58,12 @@ def test_without_enough_memory_the_message_names_op_and_bytes(kind):
     problem = transformer("prototype-4gpu-12.5", factor=20.0)
     result = light(kind).plan(problem)
     assert result.status is Status.NOT_FOUND and result.schedule is None
-    searches = kind == "local-search"  # its starts are strategies of its own, none of which it can blame
-    words = ("fits",) if searches else ("bytes", "gpu0", "at op") if "solver" not in result.message else ("solver",)
-    assert all(word in result.message for word in words), result.message
+    if kind == "local-search":  # its starts are strategies of its own, none of which it can blame
+        assert "fits" in result.message
+    elif kind in ("oblivious", "lockstep-milp", "budget-milp"):  # a model without a solution names no place
+        assert "no solution in this memory" in result.message
+    else:
+        assert all(word in result.message for word in ("bytes", "gpu0", "at op")), result.message
 
 
 @pytest.mark.parametrize(

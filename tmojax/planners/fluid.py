@@ -83,6 +83,11 @@ class _FluidPlanner(Planner):
         if decisions is None:
             last = details["solves"][-1]
             message = f"the solver ended with {last['status']} and without a solution after {last['solve_s']:.1f} s"
+            if last["status"] == SolverStatus.INFEASIBLE.value:
+                message = (
+                    "its model of one GPU has no solution in this memory (in it, persistent tensors that micro-batches "
+                    "use stay on the device)"
+                )
             return PlanResult(
                 self.name,
                 Status.NOT_FOUND,
