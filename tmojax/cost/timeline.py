@@ -12,6 +12,8 @@ from jaxtyping import Array, Float, Int
 
 from tmojax.cost.model import DROP, IN, KEEP, OFFLOAD, OUT, PeriodicModel
 
+BIN_SHIFT = 0.382  # of a bin
+
 
 class Demand(eqx.Module):
     """What choices ask of the timing. Cumulative over slots, GB; axes gpu, slot.
@@ -189,7 +191,10 @@ def _link_loads(model: PeriodicModel, flows: Float[Array, "gpu 2 knot"], end_s: 
     knots = jnp.pad(end_s, ((0, 0), (1, 0)))
     shift = phase * period
     horizon = period if model.wraps else (shift + end_s[:, -1]).max()
-    moment = jnp.linspace(0.0, 1.0, bins + 1, dtype=end_s.dtype) * horizon - shift[:, None]
+    # With wrap-around, bins end off the round shares of a period: where a GPU starts just at the end of one, rounding
+    # can count a turn in `turns` and not in `inside` (XLA computes `turns` twice): a whole period's bytes.
+    edge = jnp.linspace(0.0, 1.0, bins + 1, dtype=end_s.dtype) + (BIN_SHIFT / bins if model.wraps else 0.0)
+    moment = edge * horizon - shift[:, None]
     turns = jnp.floor(moment / period) if model.wraps else jnp.zeros_like(moment)
     inside = moment - turns * period
 
