@@ -109,12 +109,18 @@ class _FluidPlanner(Planner):
     def _select(self, bench: Workbench, seeds: tuple[PlanResult, ...]):
         """(decisions of all devices, None without a solution, or why they do not fit; figures of the solves).
 
-        One solve per class of equal devices.
+        One solve for all devices that are equal in what they run, in memory and in what the model knows of their links.
         """
         actions = bench.problem.actions
-        chosen: dict[int, DeviceDecision] = {}
+        chosen: list[DeviceDecision] = []
+        solved: dict[tuple, DeviceDecision] = {}
         details: dict[str, Any] = {"solves": []}
-        for device in sorted(set(bench.device_class)):
+        for device, first in enumerate(bench.device_class):
+            limits = self._limits(bench.problem, device)
+            key = (first, *limits.values())
+            if key in solved:
+                chosen.append(solved[key])
+                continue
             solution = solve_fluid(
                 bench.view(device),
                 capacity_bytes=bench.problem.capacity_bytes(device),
@@ -123,7 +129,7 @@ class _FluidPlanner(Planner):
                 time_limit_s=self.time_limit_s,
                 gap=self.gap,
                 threads=self.threads,
-                **self._limits(bench.problem, device),
+                **limits,
             )
             details["solves"].append(_figures(solution))
             if solution.decision is None:
@@ -131,8 +137,9 @@ class _FluidPlanner(Planner):
             fitted = repair(bench, device, solution.decision)
             if isinstance(fitted, DoesNotFit):
                 return fitted, details
-            chosen[device] = fitted
-        return tuple(chosen[first] for first in bench.device_class), details
+            solved[key] = fitted
+            chosen.append(fitted)
+        return tuple(chosen), details
 
 
 def _figures(solution: FluidSolution) -> dict[str, Any]:
