@@ -28,8 +28,8 @@ def test_one_tensor_leaves_and_costs_its_way_out():
     assert solution.memory_over_bytes[best] < 0.01e9 and solution.lane_over[best] < 0.01
     idle = int(np.argmax(np.asarray(model.allowed)[0, :, Choice.OFFLOAD]))
     assert solution.choice[best, 0, idle, Choice.OFFLOAD] > 0.9
-    # 0.9 GB must cross at B = 0.8 GB/s each way: a faster path saves 0.9 / B^2 = 1.41 s per GB/s each way, a larger memory
-    # 2 / B = 2.5 s per GB.
+    # 0.9 GB must cross at B = 0.8 GB/s each way: a faster path saves 0.9 / B^2 = 1.41 s per GB/s each way, a larger
+    # memory 2 / B = 2.5 s per GB.
     sensitivity = machine_sensitivity(model, solution)
     np.testing.assert_allclose(sensitivity.lane_s_per_byte_per_s[0] * 1e9, -1.40625, rtol=0.15)
     assert sensitivity.capacity_s_per_byte[0] * 1e9 == pytest.approx(-2.5, rel=0.15)
