@@ -335,3 +335,25 @@ def test_models_without_name_scopes_get_layers_from_their_parameters():
     assert list(dict.fromkeys(layers)) == ["blocks.0", "blocks.1", "blocks.2"]
     names = {t.name for t in program_of(step).tensors}
     assert {"blocks.1", "blocks.1.w", "blocks.1.w.grad"} <= names
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+@pytest.mark.parametrize("optimizer", [optax.sgd(1e-3), optax.adamw(1e-3)])
+@pytest.mark.parametrize("regularised", [False, True])
+def test_scalar_parameters_have_gradients_like_others(micro_batches, optimizer, regularised):
+    """A temperature or a gate is one number; its gradient is made once and read by its update."""
+    params = {"w": jax.ShapeDtypeStruct((64, 64), jnp.float32), "temperature": jax.ShapeDtypeStruct((), jnp.float32)}
+
+    def loss(params, batch):
+        scale = 1.0 if regularised else jnp.exp(params["temperature"])
+        return jnp.mean(jnp.square(batch @ params["w"] * scale)) + params["temperature"] ** 2
+
+    batch = jax.ShapeDtypeStruct((8, 64), jnp.float32)
+    step = import_train_step(loss, params, batch, optimizer, gpu="A100-SXM4-40GB", micro_batches=micro_batches)
+    program = program_of(step)
+    names = [tensor.name for tensor in program.tensors]
+    gradient, weight = names.index("temperature.grad"), names.index("temperature")
+    makers = [op for op in program.ops if gradient in (*op.writes, *op.updates) and op.phase is Phase.BACKWARD]
+    updates = [op for op in program.ops if weight in op.updates]
+    assert [op.name.startswith("accumulate.") for op in makers] == [micro_batches > 1]
+    assert len(updates) == 1 and gradient in (*updates[0].reads, *updates[0].updates)

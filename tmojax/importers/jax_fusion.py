@@ -96,15 +96,22 @@ class _Fuser:
         self.results = set(graph.results)
         self.materialised: set[int] = {*graph.arguments, *graph.constants}
         self.tagged: dict[str, int] = {}
-        # Step counters and the like: their old value is as good, and reading it allows updating them in place.
-        self.scalars = {
-            s
-            for s in self.results
-            if self.produced(s)
-            and graph.storages[s].elements == 1
-            and self.kinds[graph.storages[s].producer] == "elementwise"
-        }
+        self.scalars = self.counters()
         self.counts = {"element-wise values recomputed": 0, "expensive values kept": 0, "element-wise values kept": 0}
+
+    def counters(self) -> set[int]:
+        """Scalar results that follow from arguments and constants alone by element-wise arithmetic: step counters and the like.
+
+        Their old value is as good, and reading it allows updating them in place. Scalars that contain anything else,
+        such as a gradient of a scalar parameter or a sum of such, have to be read.
+        """
+        graph = self.graph
+        known = {s for s in range(len(graph.storages)) if not self.produced(s)}
+        gradients = set(graph.tags.values())
+        for index, equation in enumerate(graph.equations):
+            if self.kinds[index] == "elementwise" and known.issuperset(equation.inputs):
+                known.update(set(equation.outputs) - gradients)
+        return {s for s in self.results & known if self.produced(s) and graph.storages[s].elements == 1}
 
     def produced(self, storage: int) -> bool:
         return self.graph.storages[storage].producer >= 0
