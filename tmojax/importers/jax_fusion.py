@@ -100,7 +100,7 @@ class _Fuser:
         self.counts = {"element-wise values recomputed": 0, "expensive values kept": 0, "element-wise values kept": 0}
 
     def counters(self) -> set[int]:
-        """Scalar results that follow from arguments and constants alone by element-wise arithmetic: step counters and the like.
+        """Scalar results that follow element-wise from arguments and constants alone: step counters and the like.
 
         Their old value is as good, and reading it allows updating them in place. Scalars that contain anything else,
         such as a gradient of a scalar parameter or a sum of such, have to be read.
