@@ -40,6 +40,7 @@ def test_counts(offload, recompute, expected):
 
 def test_words():
     assert [percent(x) for x in (0, 0.031, 0.0996, 0.42, 1.5)] == ["0 %", "3.1 %", "10 %", "42 %", "150 %"]
+    assert [percent(x) for x in (-1e-12, 2e-4, -0.02)] == ["0 %", "0 %", "-2.0 %"]
     assert [listing(x) for x in ([], ["a"], ["a", "b"], ["a", "b", "c"])] == ["", "a", "a and b", "a, b and c"]
     assert [counted(n, "op") for n in (0, 1, 2)] == ["0 ops", "1 op", "2 ops"]
     assert ranges(["h0", "h2", "h1", "h5", "wte", "h1"]) == "h0-h2, h5, wte"

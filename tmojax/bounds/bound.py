@@ -14,6 +14,9 @@ from tmojax.bounds.step_lp import StepLp
 from tmojax.problem import Action, MemoryKind, Problem
 
 WINDOW_ROUNDS = 10  # after which the windows that are still violated hardly raise the bound
+# Times are sums of up to some 10^5 rounded numbers, here and in the simulator. This share is taken off, so that a
+# schedule that attains the bound is not reported as faster than it.
+ROUNDING_SHARE = 1e-10
 
 
 class BoundStatus(StrEnum):
@@ -179,5 +182,6 @@ def _uncovered(problem: Problem, order: str) -> list[str]:
 def _report(parts, bound_s, micro_batches, status, message, begin, details, repeated_s) -> BoundReport:
     largest = max(parts, key=lambda part: part.step_s)
     claimed = "memory" if bound_s == float("inf") else largest.name
+    bound_s, repeated_s = bound_s * (1 - ROUNDING_SHARE), repeated_s * (1 - ROUNDING_SHARE)
     return BoundReport(bound_s, repeated_s, micro_batches, tuple(parts), claimed, status, message, solver_version(),
                        time.perf_counter() - begin, details)  # fmt: skip

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 
 def percent(fraction: float) -> str:
-    """A fraction in per cent: one decimal below 10 %, none above, for example `3.1 %` and `42 %`."""
+    """A fraction in per cent: one decimal below 10 %, none above, for example `3.1 %` and `42 %`; never `-0.0 %`."""
     value = fraction * 100
-    if value == 0:
+    if abs(value) < 0.05:
         return "0 %"
     return f"{value:.1f} %" if abs(value) < 9.95 else f"{value:.0f} %"
 
