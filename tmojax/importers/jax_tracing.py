@@ -249,8 +249,12 @@ class _Flattener:
     def scan(self, env: dict[Any, int], eqn: Any, stack: str) -> list[int]:
         """Unroll a scan. Slice i of a stack that another scan of the same length made is that scan's own result i."""
         body, length = eqn.params["jaxpr"], eqn.params["length"]
-        first_carry = eqn.params["num_consts"]
-        first_row = first_carry + eqn.params["num_carry"]
+        if "ft_in" in eqn.params:  # JAX 0.12 and later
+            constants, carried, _ = eqn.params["ft_in"].unpack()
+            first_carry, first_row = len(constants), len(constants) + len(carried)
+        else:
+            first_carry = eqn.params["num_consts"]
+            first_row = first_carry + eqn.params["num_carry"]
         given = [self.lookup(env, atom) for atom in eqn.invars]
         carry = given[first_carry:first_row]
         stacked = list(zip(given[first_row:], (atom.aval for atom in eqn.invars[first_row:]), strict=True))
