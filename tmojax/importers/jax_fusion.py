@@ -31,7 +31,8 @@ EXPENSIVE = frozenset(
 )
 ELEMENTWISE = EXPENSIVE | frozenset(
     "add add_any sub mul div rem neg sign floor ceil round abs max min and or not xor eq ne lt le gt ge select_n clamp "
-    "exp exp2 log logistic sqrt rsqrt integer_pow square is_finite nextafter convert_element_type population_count clz "
+    "exp exp2 log logistic sqrt rsqrt integer_pow square one_minus_square is_finite nextafter convert_element_type "
+    "population_count clz "
     "bitcast_convert_type reduce_precision broadcast_in_dim iota slice dynamic_slice dynamic_update_slice split "
     "concatenate pad rev shift_left shift_right_logical shift_right_arithmetic real imag complex conj random_seed "
     "random_wrap random_unwrap random_fold_in tile".split()
