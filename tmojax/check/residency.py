@@ -144,9 +144,11 @@ class Residency:
         """A transfer, encode or decode stores `version` in a resident copy."""
         self.content[copy] = version
         self.order.write(self.copies.storage[copy], node, lane)
+        self.shared.write(self, index, copy, version)
         if self.copies.aliased[copy]:
             self._overwrite_storage(copy)
-        self.shared.write(self, index, copy, version)
+            for member in sorted(self._members[self.copies.storage[copy]] - {copy}):  # written as well (4.3)
+                self.shared.write(self, index, member, self.content.get(member, LOST))
 
     def produced(
         self, index: int, node: int, stream: int, copy: int, version: int, first: bool, reads: list[int]
