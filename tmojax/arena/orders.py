@@ -20,7 +20,7 @@ MOST_UNITS = 1 << (62 - _INDEX_BITS)
 NO_LIMIT = 1 << 62
 
 
-def _compiled(function: Callable[..., Any]) -> Any:
+def compiled(function: Callable[..., Any]) -> Any:
     """Compile on the first call; the machine code is kept where a cache directory can be written."""
     try:
         return njit(cache=True)(function)
@@ -28,7 +28,7 @@ def _compiled(function: Callable[..., Any]) -> Any:
         return njit(function)
 
 
-@_compiled
+@compiled
 def conflicts(lower, upper, block, count):
     """Which blocks are alive together, as (first (count + 1,) int64, other (pairs * 2,) int32).
 
@@ -67,7 +67,7 @@ def conflicts(lower, upper, block, count):
     return first, other
 
 
-@_compiled
+@compiled
 def place_in_order(order, rank, begin, first, other, sizes, offsets, limit, keys):
     """Place blocks `order[begin:]` one after the other, each at the lowest offset where it fits among those before it.
 
@@ -112,7 +112,7 @@ def place_in_order(order, rank, begin, first, other, sizes, offsets, limit, keys
     return top, work
 
 
-@_compiled
+@compiled
 def _support(offsets, sizes, top, first, other, chain, seen, mark):
     """Blocks whose end is `top`, what they stand on, and so on down. Returns (their number, conflicts read)."""
     n = 0
@@ -135,9 +135,9 @@ def _support(offsets, sizes, top, first, other, chain, seen, mark):
     return n, work
 
 
-@_compiled
+@compiled
 def anneal(start, first, other, sizes, bound, budget, seed, heat):
-    """Search over orders from `start`. Returns (units of the best arena, its offsets).
+    """Search over orders from `start`. Returns (units of the best arena, its offsets, conflicts read).
 
     `budget`: conflicts read before it stops; `bound`: units below which no arena exists, so it stops there. A move may
     make the arena worse by up to `heat` * u * u units, u uniform in [0, 1); heat falls linearly to 0.
@@ -199,4 +199,4 @@ def anneal(start, first, other, sizes, bound, budget, seed, heat):
             moved[early : late + 1] = order[early : late + 1]
             for p in range(early, late + 1):
                 rank[order[p]] = p
-    return best, best_offsets
+    return best, best_offsets, work

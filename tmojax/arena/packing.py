@@ -6,15 +6,16 @@ import numpy as np
 
 from tmojax.arena.block import Spans, peak_live
 from tmojax.arena.orders import NO_LIMIT, anneal, conflicts, place_in_order
+from tmojax.arena.skyline import anneal_keys, skyline
 
 _SEED = 12345
-_HEATS = (0.02, 0.06)  # of the bound
+_HEAT = 0.01  # of the bound
+_KEYS_SHARE = 0.9  # of the effort; the rest goes to the search over orders, which sees gaps
 
 
 def first_fit(spans: Spans, sizes: np.ndarray) -> np.ndarray:
     """Offsets, in units, of blocks placed in the order in which they are allocated."""
-    began = np.full(len(sizes), np.iinfo(np.int64).max)
-    np.minimum.at(began, spans.block, spans.lower)
+    began, _ = _lives(spans, len(sizes))
     first, other = conflicts(spans.lower, spans.upper, spans.block, len(sizes))
     return _decoded(np.argsort(began, kind="stable"), first, other, sizes)[1]
 
@@ -37,7 +38,10 @@ def pack(spans: Spans, sizes: np.ndarray, effort: int) -> np.ndarray:
         if key in searched:
             part.top, part.offsets, part.searched = searched[key].top, searched[key].offsets, True
         else:
-            effort -= part.search(floor - part.base, effort)
+            # Those that may still decide share the effort by their size.
+            rivals = [p for p in parts if p.base + p.top > floor and not p.searched]
+            share = len(part.blocks) / sum(len(p.blocks) for p in rivals)
+            effort -= part.search(floor - part.base, int(effort * share))
             searched[key] = part
     for part in parts:
         offsets[part.blocks] = part.base + part.offsets
@@ -52,9 +56,7 @@ def _parts(spans: Spans, sizes: np.ndarray, offsets: np.ndarray) -> list[_Part]:
     `offsets` of the blocks that went to a bottom are written.
     """
     count = len(sizes)
-    lower, upper = np.full(count, np.iinfo(np.int64).max), np.full(count, np.iinfo(np.int64).min)
-    np.minimum.at(lower, spans.block, spans.lower)
-    np.maximum.at(upper, spans.block, spans.upper)
+    lower, upper = _lives(spans, count)
     whole = np.bincount(spans.block, minlength=count) == 1
     parts = []
     waiting = [(np.argsort(lower, kind="stable"), 0)] if count else []
@@ -75,6 +77,14 @@ def _parts(spans: Spans, sizes: np.ndarray, offsets: np.ndarray) -> list[_Part]:
     return parts
 
 
+def _lives(spans: Spans, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Begin and end of every block, gaps included."""
+    lower, upper = np.full(count, np.iinfo(np.int64).max), np.full(count, np.iinfo(np.int64).min)
+    np.minimum.at(lower, spans.block, spans.lower)
+    np.maximum.at(upper, spans.block, spans.upper)
+    return lower, upper
+
+
 class _Part:
     """Blocks that hang together in time. `top`: units of its arena, which stands on `base`."""
 
@@ -87,13 +97,25 @@ class _Part:
         self._sizes = sizes[blocks]
         self._first, self._other = conflicts(self._spans.lower, self._spans.upper, self._spans.block, len(blocks))
         self.top, self.offsets, self._order = NO_LIMIT, np.zeros(len(blocks), np.int64), np.arange(len(blocks))
-        for order in _orders(self._spans, self._sizes):
-            self._keep(*_decoded(order, self._first, self._other, self._sizes))
+        lower, upper = _lives(self._spans, len(blocks))
+        lifetime = (upper - lower).astype(np.float64)
+        self._keys = (lifetime, lifetime * self._sizes, self._sizes.astype(np.float64))
+        self._skyline = _Skyline(lower, upper, self._sizes)
+        for order in _orders(self._spans, self._sizes, lifetime):
+            self._try(order)
+        for key in self._keys:
+            self._try(self._by_offset(self._skyline.offsets(key)))
+
+    def _by_offset(self, offsets: np.ndarray) -> np.ndarray:
+        """The order in which decoding gives the same offsets or lower ones."""
+        return np.lexsort((-self._sizes, offsets))
+
+    def _try(self, order: np.ndarray) -> None:
+        self._keep(*_decoded(order, self._first, self._other, self._sizes))
 
     def _keep(self, top: int, offsets: np.ndarray) -> None:
         if top < self.top:
-            # By offset, so that decoding this order gives the same offsets or lower ones.
-            self.top, self.offsets, self._order = top, offsets, np.lexsort((-self._sizes, offsets))
+            self.top, self.offsets, self._order = top, offsets, self._by_offset(offsets)
 
     def key(self) -> bytes:
         """The same for parts that differ by a shift in time only."""
@@ -105,26 +127,60 @@ class _Part:
         """Look for an arena of at most `enough` units. Returns the effort spent."""
         bound = max(enough, peak_live(self._spans, self._sizes))
         spent = 0
-        for number, heat in enumerate(_HEATS):
+        for number, key in enumerate(self._keys):
             if self.top > bound:
-                budget = (effort - spent) // (len(_HEATS) - number)
-                top, offsets = anneal(
-                    self._order, self._first, self._other, self._sizes, bound, budget, _SEED + number, heat * bound
-                )
-                self._keep(int(top), offsets)
-                spent += budget
+                budget = int(effort * _KEYS_SHARE / len(self._keys))
+                offsets, work = self._skyline.anneal(key, bound, budget, _SEED + number, _HEAT * bound)
+                spent += work
+                self._try(self._by_offset(offsets))
+        if self.top > bound:
+            top, offsets, work = anneal(
+                self._order, self._first, self._other, self._sizes, bound, effort - spent, _SEED, _HEAT * bound
+            )
+            spent += int(work)
+            self._keep(int(top), offsets)
         self.searched = True
         return spent
 
 
-def _orders(spans: Spans, sizes: np.ndarray) -> list[np.ndarray]:
+def _orders(spans: Spans, sizes: np.ndarray, lifetime: np.ndarray) -> list[np.ndarray]:
     """Orders in which greedy placement does well: by size, bytes x lifetime, lifetime, and by how full memory gets."""
-    lifetime = np.zeros(len(sizes), np.int64)
-    np.add.at(lifetime, spans.block, spans.upper - spans.lower)
     area = sizes.astype(np.float64) * lifetime
     fullness = _fullest(spans, sizes)
     keys = [(-lifetime, -sizes), (-sizes, -area), (-sizes, -lifetime), (-area, -fullness), (-sizes, -fullness)]
     return [np.lexsort(key) for key in keys]
+
+
+class _Skyline:
+    """Blocks as `skyline` wants them. It does not see gaps; whoever decodes the order of its offsets does."""
+
+    def __init__(self, lower: np.ndarray, upper: np.ndarray, sizes: np.ndarray) -> None:
+        positions = np.unique(np.concatenate([lower, upper]))
+        self._order = np.argsort(lower, kind="stable")
+        self._lower = np.searchsorted(positions, lower[self._order])
+        self._upper = np.searchsorted(positions, upper[self._order])
+        self._sizes = sizes[self._order]
+        change = np.zeros(len(positions), np.int64)
+        np.add.at(change, self._lower, self._sizes)
+        np.add.at(change, self._upper, -self._sizes)
+        self._live = np.cumsum(change)[:-1]
+
+    def offsets(self, key: np.ndarray) -> np.ndarray:
+        found = np.empty(len(key), np.int64)
+        skyline(self._lower, self._upper, self._sizes, self._live, key[self._order], NO_LIMIT, found)
+        return self._given_order(found)
+
+    def anneal(self, key: np.ndarray, bound: int, budget: int, seed: int, heat: float) -> tuple[np.ndarray, int]:
+        """(offsets, steps of work)."""
+        _, found, work = anneal_keys(
+            self._lower, self._upper, self._sizes, self._live, key[self._order], bound, budget, seed, heat
+        )
+        return self._given_order(found), int(work)
+
+    def _given_order(self, found: np.ndarray) -> np.ndarray:
+        offsets = np.empty_like(found)
+        offsets[self._order] = found
+        return offsets
 
 
 def _fullest(spans: Spans, sizes: np.ndarray) -> np.ndarray:

@@ -40,7 +40,7 @@ class Arena:
 
 
 def place(
-    problem: Problem, schedule: Schedule, *, alignment_bytes: int = 256, effort: int = 20_000_000
+    problem: Problem, schedule: Schedule, *, alignment_bytes: int = 256, effort: int = 300_000_000
 ) -> dict[str, Arena]:
     """Offsets for everything that a schedule allocates in device memories, by memory (keys: see `blocks_of`).
 
@@ -57,12 +57,12 @@ def place(
     return arenas
 
 
-def place_blocks(blocks: Sequence[Block], *, alignment_bytes: int = 1, effort: int = 20_000_000) -> Arena:
+def place_blocks(blocks: Sequence[Block], *, alignment_bytes: int = 1, effort: int = 300_000_000) -> Arena:
     """Offsets for blocks, with the arena as small as the search finds.
 
-    `effort`: steps of the search, counted as conflicts between blocks that it looks at (50 to 100 million a second);
-    0 leaves the best of the greedy orders. The search ends as soon as the arena meets its lower bound. Raises
-    InputError for blocks or an alignment that make no sense.
+    `effort`: steps of the search, counted in entries that it reads (100 to 300 million take a second); 0 leaves the
+    best of the greedy placements. The search ends as soon as the arena meets its lower bound. Raises InputError for
+    blocks or an alignment that make no sense.
     """
     return _arena(blocks, alignment_bytes, lambda spans, units: pack(spans, units, effort))
 
