@@ -114,7 +114,7 @@ class _ListBlocks:
         self._scratch(index, "workspace", self._problem.machine.codecs[form].workspace_bytes(plain_bytes))
 
     def _scratch(self, index: int, what: str, size_bytes: int) -> None:
-        self._add(self._memory, f"{what} of #{index}", size_bytes, index, self._retired_at.get(index, index + 1))
+        self._add(self._memory, what, size_bytes, index, self._retired_at.get(index, index + 1))
 
     def _reclaim(self, index: int) -> None:
         number = self._columns["event"][index]
