@@ -9,7 +9,7 @@ from tmojax.arena.orders import NO_LIMIT, anneal, conflicts, place_in_order
 from tmojax.arena.skyline import anneal_keys, skyline
 
 _SEED = 12345
-_HEAT = 0.01  # of the bound
+_HEATS = (0.005, 0.02, 0.05)  # of the bound, one for each key: which suits differs much between instances
 _KEYS_SHARE = 0.9  # of the effort; the rest goes to the search over orders, which sees gaps
 
 
@@ -127,15 +127,15 @@ class _Part:
         """Look for an arena of at most `enough` units. Returns the effort spent."""
         bound = max(enough, peak_live(self._spans, self._sizes))
         spent = 0
-        for number, key in enumerate(self._keys):
+        for number, (key, heat) in enumerate(zip(self._keys, _HEATS, strict=True)):
             if self.top > bound:
                 budget = int(effort * _KEYS_SHARE / len(self._keys))
-                offsets, work = self._skyline.anneal(key, bound, budget, _SEED + number, _HEAT * bound)
+                offsets, work = self._skyline.anneal(key, bound, budget, _SEED + number, heat * bound)
                 spent += work
                 self._try(self._by_offset(offsets))
         if self.top > bound:
             top, offsets, work = anneal(
-                self._order, self._first, self._other, self._sizes, bound, effort - spent, _SEED, _HEAT * bound
+                self._order, self._first, self._other, self._sizes, bound, effort - spent, _SEED, _HEATS[0] * bound
             )
             spent += int(work)
             self._keep(int(top), offsets)
