@@ -11,15 +11,23 @@ Three rules are stricter than any one run, on purpose, and are held to the first
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 from exploring import explore
 from playing import Outcome
 
-from tmojax.check import CheckReport, Rule, check
+from tmojax.check import CheckReport, Rule, check, checker
 from tmojax.problem import LinkPolicyKind, Problem, Schedule
 
 FORM = {Rule.MALFORMED, Rule.INITIAL}  # no schedule at all: the oracle has nothing to play
 ROOM = {Rule.CAPACITY, Rule.HOST_CAPACITY, Rule.PINNED_CAPACITY}
 BETWEEN = {Rule.USE_BEFORE_ARRIVAL, Rule.CROSS_LIST_RACE, Rule.STALE_VERSION, Rule.LOAN}
+
+
+def detailed_check(problem: Problem, schedule: Schedule) -> CheckReport:
+    """The checker's report without its quick path."""
+    with patch.object(checker, "quick_report", lambda static, schedule: None):
+        return check(problem, schedule)
 
 
 def verdict(problem: Problem, schedule: Schedule, most_states: int = 2000) -> str:
@@ -28,7 +36,8 @@ def verdict(problem: Problem, schedule: Schedule, most_states: int = 2000) -> st
     'form': not well-formed. 'stricter': rejected for one of the three rules only. 'valid so far', 'undecided': accepted
     or rejected, and the oracle visited `most_states` without a fault.
     """
-    report = check(problem, schedule)
+    report = check(problem, schedule)  # by the quick path where that can tell
+    assert report == detailed_check(problem, schedule), "the paths of the checker differ"
     if any(violation.rule in FORM for violation in report.violations):
         return "form"
     outcome = explore(problem, schedule, most_states)

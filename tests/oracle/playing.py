@@ -234,7 +234,7 @@ class Play:
         need(not flying & self.clash[n], "copy in use is overwritten", name)
         need(not flying & self.outdates[n], "read copy becomes stale", name)
         appear = set(step.appear)
-        for copy, _ in step.writes:
+        for copy in dict.fromkeys(copy for copy, _ in step.writes):
             need((values[self.slot[copy]] is ABSENT) == (copy in appear), "copy of another list is overwritten", name)
             values[self.slot[copy]] = COMING
         for copy in step.spoils:
