@@ -1,7 +1,8 @@
 """Best fit on a skyline: a constructive placement from the bottom up.
 
-Sekiyama, Imai, Negishi, Kawachiya, "Profile-guided memory optimization for deep neural networks" (2018), after Burke, Kendall, Whitwell (2004): take the lowest stretch of the skyline; put there, of the blocks whose whole life
-falls into it, the one that lives longest; if there is none, raise the stretch to its lower neighbour.
+Sekiyama, Imai, Negishi, Kawachiya, "Profile-guided memory optimization for deep neural networks" (2018), after Burke,
+Kendall, Whitwell (2004): take the lowest stretch of the skyline; put there, of the blocks whose whole life falls into
+it, the one that lives longest; if there is none, raise the stretch to its lower neighbour.
 """
 
 from __future__ import annotations
