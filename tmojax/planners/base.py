@@ -85,10 +85,12 @@ class Stopwatch:
 
 def does_not_fit(name: str, problem: Problem, failure: DoesNotFit, watch: Stopwatch) -> PlanResult:
     """The result of a strategy that has no schedule in this memory, with the op and the bytes that are missing."""
+    over = f"{format_bytes(failure.bytes_over)} ({failure.bytes_over} bytes) more than"
+    if failure.host_memory >= 0:
+        host = problem.machine.memories[failure.host_memory].name
+        message = f"{over} {host} may hold, with what every GPU has there at most added up"
+        return PlanResult(name, Status.NOT_FOUND, message=message, plan_s=watch.read_s())
     op = problem.workload.program(failure.device).ops[failure.op]
     memory = problem.machine.memories[problem.machine.devices[failure.device].memory]
-    message = (
-        f"{format_bytes(failure.bytes_over)} ({failure.bytes_over} bytes) more than {memory.name} has, "
-        f"at op {op.name!r} of micro-batch {failure.micro_batch}"
-    )
+    message = f"{over} {memory.name} has, at op {op.name!r} of micro-batch {failure.micro_batch}"
     return PlanResult(name, Status.NOT_FOUND, message=message, plan_s=watch.read_s())

@@ -6,6 +6,7 @@ lists, so a decision is decoded once however many devices take it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,6 +16,7 @@ from tmojax.problem.step_view import StepView, view_step
 from tmojax.relax.coordinate import Coordination, assemble, host_links, link_policies, shared_links
 from tmojax.relax.decisions import DeviceDecision
 from tmojax.relax.decode import NEVER, DeviceList, DoesNotFit, decode
+from tmojax.relax.host_memory import host_limit_bytes, host_peak_bytes
 from tmojax.simulate import Prepared, prepare
 
 
@@ -61,7 +63,7 @@ class Workbench:
             for device in range(self.device_count)
         )
         widest = max(links[link].bandwidth_bytes_per_s for link in shared)
-        return max(1, -(-int(widest) // int(lane)))
+        return max(1, math.ceil(widest / lane))
 
     def decode(self, device: int, decision: DeviceDecision, lookahead_runs: int = NEVER,
                release_at_once: bool = False) -> DeviceList | DoesNotFit:  # fmt: skip
@@ -93,10 +95,12 @@ class Workbench:
         for name in ("memory", "to_memory"):
             rows[name] = table[rows[name] + 1]
         initial = tuple(replace(p, memories=tuple(to[m] for m in p.memories)) for p in found.initial)
-        return replace(found, rows=rows, initial=initial)
+        host_bytes = host_peak_bytes(self.problem, device, rows, initial)
+        return replace(found, rows=rows, initial=initial, host_peak_bytes=host_bytes)
 
     def lists(self, decisions: tuple[DeviceDecision, ...], lookahead_runs: tuple[int, ...] = (),
               release_at_once: bool = False) -> list[DeviceList] | DoesNotFit:  # fmt: skip
+        """The lists of all devices, or what does not fit: one of them in its memory, or all of them in a host's."""
         lookahead = lookahead_runs or (NEVER,) * self.device_count
         built = []
         for device, decision in enumerate(decisions):
@@ -104,7 +108,16 @@ class Workbench:
             if isinstance(found, DoesNotFit):
                 return found
             built.append(found)
-        return built
+        return self._over_host_limit(built) or built
+
+    def _over_host_limit(self, built: list[DeviceList]) -> DoesNotFit | None:
+        machine = self.problem.machine
+        for host in sorted({spec.host_memory for spec in machine.devices}):
+            taken = {d: item.host_peak_bytes for d, item in enumerate(built) if machine.devices[d].host_memory == host}
+            over = sum(taken.values()) - host_limit_bytes(machine, host)
+            if over > 0:
+                return DoesNotFit(max(taken, key=taken.__getitem__), -1, -1, over, host)
+        return None
 
     def prepare(
         self,

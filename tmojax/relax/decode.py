@@ -15,6 +15,7 @@ from tmojax.problem import COMPUTE_STREAM, INSTRUCTION, Kind, Placement, Problem
 from tmojax.problem.step_view import StepView
 from tmojax.relax.decisions import DeviceDecision, Rest
 from tmojax.relax.fit import END, WRITTEN, fit, rows_of, share_clean_copies
+from tmojax.relax.host_memory import host_peak_bytes
 from tmojax.relax.template import build_template
 from tmojax.relax.unroll import UnrolledStep, unroll
 
@@ -27,6 +28,7 @@ class DeviceList:
 
     rows: dtype INSTRUCTION. compute_row [U]: row of every run of the step, in order. progress_s [U]: compute seconds
     (of the whole step) when that run ends, stalls not counted. moved_bytes: (out, in) over the device's host path.
+    host_peak_bytes: what the list charges the host memory with.
     """
 
     rows: np.ndarray
@@ -34,16 +36,22 @@ class DeviceList:
     progress_s: np.ndarray
     moved_bytes: tuple[int, int]
     initial: tuple[Placement, ...]
+    host_peak_bytes: int
 
 
 @dataclass(frozen=True)
 class DoesNotFit:
-    """No list exists with the decision: the memory is exceeded at an op even with everything away that may be away."""
+    """No list exists with the decision: the memory is exceeded at an op even with everything away that may be away.
+
+    `host_memory`: the host memory that the lists of several devices exceed together (then `device` takes most of it,
+    and `op` and `micro_batch` are -1); -1: the device's own memory.
+    """
 
     device: int
     op: int
     micro_batch: int
     bytes_over: int
+    host_memory: int = -1
 
 
 def decode(problem: Problem, view: StepView, decision: DeviceDecision, *, capacity_bytes: int | None = None,
@@ -86,7 +94,8 @@ def _emit(problem, view, decision, step: UnrolledStep, release, prefetch) -> Dev
         Placement(tensor, (device.host_memory if rest == Rest.ON_HOST else device.memory,))
         for tensor, rest in zip(view.state_tensor.tolist(), decision.state_out.tolist(), strict=True)
     )
-    return DeviceList(rows, compute_row, np.cumsum(seconds[step.op]), moved, initial)  # type: ignore[arg-type]
+    host_bytes = host_peak_bytes(problem, view.device, rows, initial)
+    return DeviceList(rows, compute_row, np.cumsum(seconds[step.op]), moved, initial, host_bytes)  # type: ignore[arg-type]
 
 
 def blank_rows(count: int) -> np.ndarray:
