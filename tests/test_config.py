@@ -18,6 +18,7 @@ from tmojax.problem import Action, largest_op_bytes
 from tmojax.problem.io import write_problem
 
 ROOT = Path(__file__).parents[1]
+SHARED = {"preset": "prototype-4gpu-12.5"}
 RUNS = sorted((ROOT / "configs" / "runs").glob("*.toml"))
 SMALL = {
     "micro_batches": 2,
@@ -106,7 +107,14 @@ def test_prototype_has_the_figures_of_its_formula():
         ({"capacity": {"bytes": "24 Gb"}}, "capacity.bytes: unknown unit 'Gb'"),
         ({"capacity": {"bytes": 5}}, "capacity.bytes: 5 is not a quantity with a unit"),
         ({"capacity": {"bytes": "9 GB"}}, "capacity.bytes: 9000000000 is more than gpu0 has (8000000000"),
-        ({"capacity": {"footprint_factor": 0.0}}, "capacity.footprint_factor: input should be greater than 0"),
+        ({"capacity": {"footprint_factor": 0.0}}, "capacity.footprint_factor: input should be greater"),
+        ({"capacity": {"footprint_factor": 1e-300}}, "capacity.footprint_factor: input should be greater"),
+        ({"capacity": {"bytes": "1e300 GB"}}, "capacity.bytes: '1e300 GB' is not a quantity with a unit"),
+        ({"capacity": {"bytes": "1e20 GB"}}, "capacity.bytes: '1e20 GB' is more than the 1000000000000000000 bytes"),
+        ({"time_budget": "1e9 s"}, "time_budget: '1e9 s' is more than the 1000000 seconds"),
+        ({"machine": {**SHARED, "uplinks": {"path": {"rate": "0.1 B/s"}}}}, "machine.uplinks.path.rate: '0.1 B/s' is"),
+        ({"machine": {**SHARED, "uplinks": {"path": {"rate": "1e99 B/s"}}}}, "machine.uplinks.path.rate: '1e99 B/s'"),
+        ({"workload": {"kind": "synthetic", "layers": 10**9}}, "workload.layers: 1000000000 must be between"),
         ({"capacity": {"bytes": "1 GB", "largest_feasible": True}}, "capacity: largest_feasible needs"),
         ({"actions": ["offlaod"]}, "actions: 'offlaod' is not one of offload, peer"),
         ({"name": "a/b"}, "name: 'a/b' becomes a file name"),
@@ -155,6 +163,12 @@ def test_all_mistakes_are_reported_at_once(tmp_path):
     lines = str(caught.value).splitlines()
     assert lines[0] == f"{path}:"
     assert {line.split(":")[0] for line in lines[1:]} == {"seed", "micro_batches", "workload", "planners"}
+
+
+def test_steps_that_no_problem_file_could_hold_are_errors_before_planning():
+    config = parse({**SMALL, "micro_batches": 100_000, "workload": {"kind": "synthetic", "layers": 100}})
+    with pytest.raises(InputError, match=r"tensor accesses .* lower micro_batches"):
+        build_problem(config)
 
 
 @pytest.mark.parametrize("kind", sorted(PLANNERS))

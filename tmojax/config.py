@@ -39,7 +39,7 @@ from tmojax.problem import (
     largest_op_bytes,
     validate_problem,
 )
-from tmojax.problem.io import read_problem
+from tmojax.problem.io import check_size, read_problem
 from tmojax.problem.strict_json import shorten
 from tmojax.problem.typed_json import reader, writer
 from tmojax.units import format_bytes
@@ -64,7 +64,7 @@ class Capacity(Strict):
     """
 
     bytes: Bytes | None = None
-    footprint_factor: Annotated[float, Field(gt=0, le=1000)] | None = None
+    footprint_factor: Annotated[float, Field(ge=0.001, le=1000)] | None = None
     largest_feasible: bool = False
 
     @model_validator(mode="after")
@@ -342,6 +342,7 @@ def build_problem(config: RunConfig) -> BuiltProblem:
             workload, report = import_model(config.workload, config.machine, config.micro_batches)
             notes += report
         problem = Problem(config.name, workload, config.machine, config.actions)
+    check_size(problem.workload)
     validate_problem(problem)
     footprint = tuple(keep_all_footprint_bytes(problem.workload, d) for d in range(problem.workload.device_count))
     if config.capacity is not None:

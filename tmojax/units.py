@@ -11,7 +11,10 @@ BYTE_UNITS = {
 }  # fmt: skip
 TIME_UNITS = {"s": Fraction(1), "ms": Fraction(1, 10**3), "us": Fraction(1, 10**6), "ns": Fraction(1, 10**9)}
 
-_QUANTITY = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]+)\s*$")
+# Beyond these, sums over a step leave the range in which integers and nanoseconds are exact.
+MOST_BYTES, MOST_BYTES_PER_S, MOST_SECONDS = 10**18, 10**18, 10**6
+
+_QUANTITY = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,2})?)\s*([A-Za-z/]+)\s*$")
 
 
 def _split(text: object, field: str, example: str) -> tuple[Fraction, str]:
@@ -21,12 +24,18 @@ def _split(text: object, field: str, example: str) -> tuple[Fraction, str]:
     return Fraction(match.group(1)), match.group(2)
 
 
+def _at_most(value: Fraction, most: int, what: str, text: object, field: str) -> Fraction:
+    if value > most:
+        raise InputError(f"{field}: {text!r} is more than the {most} {what} that are possible; check the unit")
+    return value
+
+
 def parse_bytes(text: object, field: str = "size") -> int:
     """Read a size such as `"24 GiB"` as integer bytes (rounded down). Raises InputError for anything else."""
     number, unit = _split(text, field, "24 GiB")
     if unit not in BYTE_UNITS:
         raise InputError(f"{field}: unknown unit {unit!r} in {text!r}; use one of {', '.join(BYTE_UNITS)}")
-    return int(number * BYTE_UNITS[unit])
+    return int(_at_most(number * BYTE_UNITS[unit], MOST_BYTES, "bytes", text, field))
 
 
 def parse_bandwidth(text: object, field: str = "bandwidth") -> float:
@@ -34,7 +43,10 @@ def parse_bandwidth(text: object, field: str = "bandwidth") -> float:
     number, unit = _split(text, field, "25 GB/s")
     if not unit.endswith("/s") or unit[:-2] not in BYTE_UNITS:
         raise InputError(f"{field}: unknown unit {unit!r} in {text!r}; use a byte unit with /s, such as GB/s or GiB/s")
-    return float(number * BYTE_UNITS[unit[:-2]])
+    rate = _at_most(number * BYTE_UNITS[unit[:-2]], MOST_BYTES_PER_S, "bytes per second", text, field)
+    if 0 < rate < 1:
+        raise InputError(f"{field}: {text!r} is less than one byte per second; write for example '25 GB/s'")
+    return float(rate)
 
 
 def parse_seconds(text: object, field: str = "time") -> float:
@@ -42,7 +54,7 @@ def parse_seconds(text: object, field: str = "time") -> float:
     number, unit = _split(text, field, "5 us")
     if unit not in TIME_UNITS:
         raise InputError(f"{field}: unknown unit {unit!r} in {text!r}; use one of {', '.join(TIME_UNITS)}")
-    return float(number * TIME_UNITS[unit])
+    return float(_at_most(number * TIME_UNITS[unit], MOST_SECONDS, "seconds", text, field))
 
 
 def format_bytes(size_bytes: float) -> str:

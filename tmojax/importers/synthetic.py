@@ -24,6 +24,9 @@ from tmojax.problem import (
     Workload,
 )
 
+# Every layer is 16 ops; more of them would fill memory before anything could say so.
+MOST_LAYERS = 10_000
+
 # Forward ops of a layer: (writes, reads, bytes in n, is elementwise). `x` is the layer's input, `out` the next one's.
 _FORWARD = (
     ("ln1", ("x",), 1, True),
@@ -81,8 +84,9 @@ class SyntheticTransformer:
             if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
                 raise InputError(f"{field.name}: {value!r} must be {'an integer' if whole else 'a number'}")
             least = 0 if field.name in ("parameters", "elementwise_share", "gradient_scale") else 1 if whole else 1e-9
-            if not (math.isfinite(value) and least <= value <= 10**12):
-                raise InputError(f"{field.name}: {value} must be between {least} and 10^12")
+            most = MOST_LAYERS if field.name == "layers" else 10**12
+            if not (math.isfinite(value) and least <= value <= most):
+                raise InputError(f"{field.name}: {value} must be between {least} and {most}")
         if self.elementwise_share > 1:
             raise InputError(f"elementwise_share: {self.elementwise_share} is a share; give at most 1")
         if self.tokens % self.sequence:

@@ -79,6 +79,7 @@ TRANSFORMER_SIZES: dict[str, GPT2Size | LlamaSize] = {
     "llama-7b": LlamaSize(),
     "llama-13b": LlamaSize(layers=40, width=5120, heads=40, hidden=13824),
 }
+MOST_LAYERS = 10_000  # they are unrolled
 MLP_OPTIONS = {"layers": 4, "width": 1024}
 MODEL_NAMES = (*TRANSFORMER_SIZES, "mlp")
 
@@ -105,6 +106,8 @@ def build_model(name: str, *, batch: int = 8, dtype: str = "bfloat16", **options
             raise InputError(f"model.{key}: unknown option of {name!r}; it has {', '.join(('batch', *known))}")
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise InputError(f"model.{key}: {value!r} must be a positive integer")
+        if key == "layers" and value > MOST_LAYERS:
+            raise InputError(f"model.layers: {value} is more than {MOST_LAYERS}, the most that are traced; lower it")
     if dtype not in DTYPES:
         raise InputError(f"model.dtype: {dtype!r} is unknown; choose one of {', '.join(DTYPES)}")
     if name == "mlp":

@@ -21,6 +21,7 @@ __all__ = [
     "PLAN_SCHEMA",
     "PROBLEM_SCHEMA",
     "PlanFile",
+    "check_size",
     "plan_from_json",
     "plan_to_json",
     "problem_from_json",
@@ -51,13 +52,14 @@ def problem_from_json(value: Any) -> Problem:
     if schema != PROBLEM_SCHEMA:
         raise InputError(f"schema: expected {PROBLEM_SCHEMA!r}, got {shorten(schema)}; is this a problem file?")
     problem = reader(Problem)(content, "")
-    _check_size(problem.workload)
+    check_size(problem.workload)
     validate_problem(problem)
     return problem
 
 
-def _check_size(workload: Workload) -> None:
-    """Refuse what makes validation run for ever or byte sums overflow: huge K, segments out of range, huge sizes."""
+def check_size(workload: Workload) -> None:
+    """Raises InputError for what makes validation run for ever or byte sums overflow: huge K, huge sizes, segments out
+    of range."""
     devices = Counter(workload.device_program)
     members = sum(len(collective.devices) for collective in workload.collectives)
     accesses, size_bytes = 0, 0
@@ -80,7 +82,7 @@ def _check_size(workload: Workload) -> None:
     if accesses > MAX_ACCESSES:
         raise InputError(
             f"workload: about {shorten(accesses)} tensor accesses over all devices, micro-batches and orders; at most "
-            f"{MAX_ACCESSES} are read; lower micro_batches ({shorten(workload.micro_batches)}) or merge ops"
+            f"{MAX_ACCESSES} are possible; lower micro_batches ({shorten(workload.micro_batches)}) or merge ops"
         )
     if size_bytes * max(workload.micro_batches, 1) > MAX_TOTAL_BYTES:
         raise InputError(

@@ -12,6 +12,8 @@ from functools import cached_property
 
 from tmojax.errors import InputError
 
+MOST_DURATION_S = 10**9  # of one op; sums of more leave the range of 64-bit nanoseconds
+
 
 class TensorKind(StrEnum):
     WEIGHT = "weight"
@@ -271,8 +273,10 @@ def _validate_program(program: Program, collectives: set[str]) -> None:
             raise InputError(f"{where}: tensor {tensor.name!r}: size_bytes {tensor.size_bytes} is negative")
     count = len(program.tensors)
     for op in program.ops:
-        if not 0 <= op.duration_s < float("inf"):
-            raise InputError(f"{where}: op {op.name!r}: duration_s {op.duration_s} must be finite and not negative")
+        if not 0 <= op.duration_s <= MOST_DURATION_S:
+            raise InputError(
+                f"{where}: op {op.name!r}: duration_s {op.duration_s} must be between 0 and {MOST_DURATION_S}"
+            )
         if op.workspace_bytes < 0:
             raise InputError(f"{where}: op {op.name!r}: workspace_bytes {op.workspace_bytes} is negative")
         if op.updates and op.recomputable:

@@ -155,8 +155,8 @@ def _counter(
     process: int, name: str, time_s: np.ndarray, values: np.ndarray, series: str, limit: Event
 ) -> Iterator[Event]:
     """Counter samples; of several samples in one nanosecond the last one holds, and repeated values are left out."""
-    times = np.round(time_s * 1e9).astype(np.int64)
-    keep = np.diff(times, append=times[-1:] + 1) != 0
+    times = np.round(time_s * 1e9)
+    keep = np.diff(times, append=np.inf) != 0
     previous = None
     for time, value in zip(times[keep].tolist(), values[keep].tolist(), strict=True):
         if value != previous:
