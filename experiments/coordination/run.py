@@ -21,6 +21,7 @@ from table import write_table
 from tmojax.bounds import bound
 from tmojax.check import check
 from tmojax.config import build_problem, load_config
+from tmojax.errors import InputError
 from tmojax.planners.base import Planner, PlanResult
 from tmojax.planners.gradient import Gradient, LocalSearch
 from tmojax.planners.local_search import SearchSettings
@@ -188,4 +189,8 @@ def _say(case: Case, text: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except InputError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)

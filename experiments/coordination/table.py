@@ -13,7 +13,7 @@ from tmojax.report.figure_style import BLUE, GREEN, GREY, ORANGE, SKY, VERMILLIO
 BEGIN, END = "<!-- written by run.py: begin -->\n", "<!-- written by run.py: end -->\n"
 # Two times that differ by less are the same: 0.01 %.
 SAME = 1e-4
-ZOOM = 1.08  # right end of the figure's second panel, as a multiple of the bound
+ZOOM = 1.15  # right end of the figure's second panel, as a multiple of the bound
 SERIES = (
     ("oblivious, fair", GREY),
     ("oblivious, fcfs", ORANGE),
@@ -146,11 +146,12 @@ def facts(rows: list[Row]) -> list[str]:
     versions = ", ".join(f"{name} {first['versions'][name]}" for name in names if name in first["versions"])
     limited = [f"{row['case']['name']} ({plan['planner']})" for row in rows for plan in row["plans"]
                if plan["time_limited"]]  # fmt: skip
+    commits = sorted({(row["provenance"]["git_commit"] or "none")[:7] for row in rows})
     refused = sum(len(row["mistakes"]) for row in rows)
     return [
         f"{first['cpu_count']} CPU cores ({first['platform']}), {' to '.join(dict.fromkeys((dates[0], dates[-1])))}; "
         f"{versions}. {len(rows)} rows in {sum(row['wall_s'] for row in rows) / 60:.0f} minutes. "
-        f"Times in seconds per micro-batch. "
+        f"Commits {', '.join(commits)} (each row names its own). Times in seconds per micro-batch. "
         + (f"**{refused} mistakes, see the rows.** " if refused else "The checker accepted every plan. ")
         + f"Plans that a time limit of a solver ended, so that another machine may find others: "
         f"{'; '.join(dict.fromkeys(limited)) or 'none'}."
@@ -193,7 +194,7 @@ def write_table(rows: list[Row], folder: Path, readme: Path | None) -> None:
 def draw(rows: list[Row]) -> Figure:
     """Bars of time / bound for every row; the right panel shows the same near the bound."""
     with figure_settings():
-        figure = Figure(figsize=(9.0, 0.62 * len(rows) + 1.2))
+        figure = Figure(figsize=(9.0, 0.5 * len(rows) + 1.2))
         wide, near = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
         height = 0.8 / len(SERIES)
         for axes in (wide, near):
