@@ -11,6 +11,8 @@ from tmojax.problem.strict_json import write_text
 from tmojax.report.figure_style import BLUE, GREEN, GREY, ORANGE, SKY, VERMILLION, figure_settings, svg_text, write_svg
 
 BEGIN, END = "<!-- written by run.py: begin -->\n", "<!-- written by run.py: end -->\n"
+SHORT_BEGIN = "<!-- table of experiments/coordination/run.py: begin -->\n"
+SHORT_END = "<!-- table of experiments/coordination/run.py: end -->\n"
 # Two times that differ by less are the same: 0.01 %.
 SAME = 1e-4
 ZOOM = 1.15  # right end of the figure's second panel, as a multiple of the bound
@@ -102,6 +104,30 @@ def main_table(rows: list[Row]) -> list[str]:
     return lines
 
 
+def short_table(rows: list[Row]) -> list[str]:
+    """One line a row for the project's README; what the gradient added is that of the first seed."""
+    lines = [
+        "| problem | actions | footprint | K | path | oblivious | best heuristic | gradient planner | bound | "
+        "headroom | added by the gradient |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        found, best = series(row), best_heuristic(row)
+        gradient, search = found["gradient"], found["local search"]
+        which = f" {best['planner']}, {coordination_words(best)}" if best else ""
+        if best and best["planner"].startswith("oblivious"):
+            which = f" oblivious, {coordination_words(best)}"
+        bound_s = row["bound"]["step_s"] / row["case"]["micro_batches"]
+        lines.append(
+            "| " + " | ".join((
+                *_labels(row), _per_micro_batch(row, found["oblivious, fair"]), _per_micro_batch(row, best) + which,
+                _per_micro_batch(row, gradient), f"{bound_s:.4f}", _gap(row, best),
+                added_words(gradient, search) if gradient and search else "-",
+            )) + " |"
+        )  # fmt: skip
+    return lines
+
+
 def gradient_table(rows: list[Row]) -> list[str]:
     """What the gradient added, for every row and seed in which both searches ran."""
     lines = [
@@ -175,8 +201,16 @@ def jitter_table(rows: list[Row]) -> list[str]:
     return lines
 
 
+def _between(page: Path, begin: str, end: str, text: str) -> None:
+    """Replace what stands between two marks of a page."""
+    head, _, rest = page.read_text(encoding="utf-8").partition(begin)
+    _, _, tail = rest.partition(end)
+    write_text(page, f"{head}{begin}\n{text}\n{end}{tail}")
+
+
 def write_table(rows: list[Row], folder: Path, readme: Path | None) -> None:
-    """Write table.md and table.svg into `folder`; put the tables between the marks of `readme`."""
+    """Write table.md and table.svg into `folder`; put the tables between the marks of `readme`, and the short one
+    between those of the project's README."""
     text = "\n".join([
         *facts(rows), "", *main_table(rows), "", "What the gradient added:", "", *gradient_table(rows), "",
         "Times under jitter of +-5 % (median, 95th percentile of 20 samples):", "", *jitter_table(rows), "",
@@ -185,10 +219,8 @@ def write_table(rows: list[Row], folder: Path, readme: Path | None) -> None:
     if rows:
         write_svg(folder / "table.svg", svg_text(draw(rows)))
     if readme is not None:
-        page = readme.read_text(encoding="utf-8")
-        head, _, rest = page.partition(BEGIN)
-        _, _, tail = rest.partition(END)
-        write_text(readme, f"{head}{BEGIN}\n{text}\n{END}{tail}")
+        _between(readme, BEGIN, END, text)
+        _between(readme.parents[2] / "README.md", SHORT_BEGIN, SHORT_END, "\n".join(short_table(rows)))
 
 
 def draw(rows: list[Row]) -> Figure:
