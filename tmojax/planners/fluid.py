@@ -24,6 +24,8 @@ from tmojax.relax.decisions import DeviceDecision, Rest
 from tmojax.relax.decode import DoesNotFit
 from tmojax.relax.fluid_milp import FluidSolution, PathRates, solve_fluid
 
+MOST_THREADS = 256  # the solver ends the process when it cannot start as many as it is told
+
 
 def path_rates(problem: Problem, device: int, *, shared: bool) -> PathRates:
     """Rates of a device's host path, bytes per second: alone, or (`shared`) divided by the devices that use each
@@ -64,6 +66,14 @@ class _FluidPlanner(Planner):
     time_limit_s: float = 12.0
     gap: float = 5e-3
     threads: int = 1
+
+    def __post_init__(self) -> None:
+        if self.time_limit_s <= 0:
+            raise InputError(f"time_limit_s: {self.time_limit_s} must be positive")
+        if self.gap < 0:
+            raise InputError(f"gap: {self.gap} must not be negative")
+        if not 1 <= self.threads <= MOST_THREADS:
+            raise InputError(f"threads: {self.threads} must be between 1 and {MOST_THREADS}")
 
     @abstractmethod
     def _limits(self, problem: Problem, device: int) -> dict[str, Any]:
@@ -171,6 +181,7 @@ class Oblivious(_FluidPlanner):
     stagger_share: float = 0.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         policies = [kind.value for kind in POLICIES]
         if self.policy not in policies:
             raise InputError(f"policy: {self.policy!r} is unknown; choose one of {', '.join(policies)}")

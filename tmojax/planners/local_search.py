@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tmojax.errors import InputError
 from tmojax.planners.sweep import POLICIES, even_starts
 from tmojax.planners.workbench import Candidate, Workbench
 from tmojax.problem import Action, LinkPolicyKind
@@ -29,6 +30,14 @@ class SearchSettings:
     instructions: int = 40_000_000
     second_share: float = 0.4
     start_threshold: float = 0.004
+
+    def __post_init__(self) -> None:
+        for name in ("evaluations", "instructions"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name}: {getattr(self, name)} must be at least 1")
+        for name in ("second_share", "start_threshold"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InputError(f"{name}: {getattr(self, name)} must be between 0 and 1")
 
 
 @dataclass(frozen=True)

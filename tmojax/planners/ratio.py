@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tmojax.errors import InputError
 from tmojax.planners.base import Planner, PlanResult, Status, Stopwatch, does_not_fit
 from tmojax.planners.simple import checkpoints, offload_everything
 from tmojax.planners.sweep import sweep
@@ -74,6 +75,12 @@ class RatioSweep(Planner):
     name: str = "ratio-sweep"
     link_loads: tuple[float, ...] = (0.0, 0.25, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0, 4.0, 1000.0)
     finalists: int = 4
+
+    def __post_init__(self) -> None:
+        if not self.link_loads or min(self.link_loads) < 0:
+            raise InputError(f"link_loads: {list(self.link_loads)} must be at least one number, none negative")
+        if self.finalists < 1:
+            raise InputError(f"finalists: {self.finalists} must be at least 1")
 
     def plan(self, problem: Problem, *, seed: int = 0, seeds: tuple[PlanResult, ...] = ()) -> PlanResult:
         watch = Stopwatch()

@@ -178,7 +178,11 @@ def _dataclass_reader(annotation: Any) -> Reader:
         if not required <= items.keys() <= known:
             expect_keys(items, known, required, path)
         prefix = f"{path}." if path else ""
-        return annotation(**{key: readers[key](item, prefix + key) for key, item in items.items()})
+        values = {key: readers[key](item, prefix + key) for key, item in items.items()}
+        try:
+            return annotation(**values)
+        except InputError as error:  # a check of the dataclass, which does not know where it stands
+            raise InputError(f"{prefix}{error}") from None
 
     return read_dataclass
 
