@@ -119,6 +119,7 @@ def test_prototype_has_the_figures_of_its_formula():
         ({"actions": ["offlaod"]}, "actions: 'offlaod' is not one of offload, peer"),
         ({"name": "a/b"}, "name: 'a/b' becomes a file name"),
         ({"planners": [{"kind": "keep-all", "name": "../x"}]}, "name: '../x' becomes a file name"),
+        ({"planners": [{"kind": "keep-all", "name": ""}]}, "name: '' becomes a file name"),
         ({"planners": []}, "planners: list should have at least 1 item"),
         ({"planners": [{}]}, "planners.0.kind: is missing; choose one of keep-all"),
         ({"planners": [{"kind": "magic"}]}, "planners.0.kind: 'magic'; choose one of keep-all"),

@@ -193,7 +193,7 @@ def parse_config(document: dict[str, Any], folder: Path, default_name: str) -> R
         _read_tagged(table, PLANNERS, f"planners.{index}", mistakes) for index, table in enumerate(file.planners)
     ]
     names = [planner.name for planner in planners if planner is not None]
-    for name in filter(None, [file.name, *names]):
+    for name in [*([file.name] if file.name else []), *names]:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}", name):
             mistakes.append(f"name: {shorten(name)} becomes a file name; use letters, digits and . _ + - (at most 64)")
     for name in sorted({name for name in names if names.count(name) > 1}):

@@ -35,9 +35,10 @@ class SearchSettings:
         for name in ("evaluations", "instructions"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name}: {getattr(self, name)} must be at least 1")
-        for name in ("second_share", "start_threshold"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise InputError(f"{name}: {getattr(self, name)} must be between 0 and 1")
+        if not 0 <= self.second_share <= 1:
+            raise InputError(f"second_share: {self.second_share} must be between 0 and 1")
+        if self.start_threshold < 0:
+            raise InputError(f"start_threshold: {self.start_threshold} must not be negative")
 
 
 @dataclass(frozen=True)
