@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from tmojax.config import RunConfig, build_problem, load_config
 from tmojax.errors import InfeasibleError, TmojaxError
 from tmojax.problem.strict_json import canonical_text
+from tmojax.report.interrupts import Interrupts
 from tmojax.report.run_folder import RunFolder
 from tmojax.report.summary import SUMMARY_SCHEMA
 from tmojax.report.table import print_report
@@ -41,6 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TmojaxError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
 
 
 def _dry_run(config: RunConfig) -> int:
@@ -56,20 +60,22 @@ def _run(config: RunConfig, out: str, command_line: list[str]) -> int:
     digest = hashlib.sha256(canonical_text(config.document).encode("ascii")).hexdigest()
     folder = RunFolder(out, config.name, digest)
     try:
-        session = Session(config, folder, command_line)
-        session.say(f"writing to {folder.path}")
-        try:
-            with _stdout_to_stderr():
-                session.run()
-        except KeyboardInterrupt:
-            session.interrupted = True
-            session.say("interrupted; writing what was found")
-        except InfeasibleError as error:
-            folder.write_json("summary.json", {"schema": SUMMARY_SCHEMA, "verdict": str(error), "planners": []})
-            raise
-        if session.interrupted and not session.has_problem:
-            return INTERRUPTED
-        report = session.write()
+        with Interrupts() as interrupts:
+            session = Session(config, folder, command_line, interrupts)
+            session.say(f"writing to {folder.path}")
+            try:
+                with _stdout_to_stderr():
+                    session.run()
+            except KeyboardInterrupt:
+                session.interrupted = True
+                session.say("interrupted; writing what was found")
+            except InfeasibleError as error:
+                folder.write_json("summary.json", {"schema": SUMMARY_SCHEMA, "verdict": str(error), "planners": []})
+                raise
+            if session.interrupted and not session.has_problem:
+                return INTERRUPTED
+            interrupts.writing = True
+            report = session.write()
         try:
             print_report(report, sys.stdout)
             print(folder.path, flush=True)

@@ -20,6 +20,7 @@ from tmojax.problem.io import PlanFile, plan_to_json, problem_hash, problem_to_j
 from tmojax.problem.strict_json import readable_text
 from tmojax.report.figures import draw, write_figures
 from tmojax.report.html import write_html
+from tmojax.report.interrupts import Interrupts
 from tmojax.report.outcome import Jitter, Outcome, RunReport, Shortfall, device_capacities
 from tmojax.report.provenance import provenance
 from tmojax.report.run_folder import RunFolder
@@ -43,8 +44,9 @@ CAPACITY_STEP = 1 / 64
 class Session:
     """State of a run. `report()` is complete at any moment, so that an interrupted run still has one."""
 
-    def __init__(self, config: RunConfig, folder: RunFolder, command_line: Sequence[str]):
+    def __init__(self, config: RunConfig, folder: RunFolder, command_line: Sequence[str], interrupts: Interrupts):
         self._config, self._folder, self._command_line = config, folder, command_line
+        self._interrupts = interrupts
         self._watch = Stopwatch()
         self._built: BuiltProblem | None = None
         self._outcomes: list[Outcome] = []
@@ -94,6 +96,7 @@ class Session:
         with self._folder.phase("lower bound") as found:
             self._find_bound(found)
         self._plan_all()
+        self._stop_if_interrupted()
         if self.report().best is None:
             with self._folder.phase("nearest capacity"):
                 self._shortfall = find_shortfall(self.problem, self.footprint_bytes, self._baseline_planners())
@@ -119,6 +122,7 @@ class Session:
     def _plan_all(self) -> None:
         told, watch = False, Stopwatch()
         for planner in self._config.planners:
+            self._stop_if_interrupted()
             if isinstance(planner, SEARCHES) and not told:
                 told = True
                 sentence = headroom_sentence(self.report())
@@ -135,6 +139,10 @@ class Session:
                 result = planner.plan(self.problem, seed=self._config.seed, seeds=seeds)
                 found |= {"compile_s": result.compile_s, "status": str(result.status)}
             self._add(planner, result)
+
+    def _stop_if_interrupted(self) -> None:
+        if self._interrupts.seen:
+            raise KeyboardInterrupt
 
     def _add(self, planner: Planner, result: PlanResult) -> None:
         """Judge a result: check, simulate, jitter; write the plan."""

@@ -1,6 +1,8 @@
 """The command line: files, exit codes, interruption, determinism."""
 
+import contextlib
 import json
+import signal
 import subprocess
 import sys
 import tomllib
@@ -161,6 +163,44 @@ def test_interrupted_run_writes_the_best_plan_so_far_and_says_so(run, monkeypatc
     assert summary["interrupted"] and summary["best"] == "offload-all"
     assert summary["verdict"].startswith("Interrupted; best plan so far")
     assert read_plan(folder / "plans" / "offload-all.json").step_s == summary["step_s"]
+
+
+def test_interruption_that_a_library_swallows_ends_the_run_behind_the_planner(run, monkeypatch):
+    def swallow(self, problem, *, seed=0, seeds=()):
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        return PlanResult(self.name, Status.NOT_FOUND, message="none")
+
+    monkeypatch.setattr(OffloadAll, "plan", swallow)
+    monkeypatch.setattr(session.Session, "_time_without_limit", lambda self, found: None)
+    code, out, err = run(kinds=("offload-all", "keep-all"))
+    assert code == 130 and "keep-all: planning" not in err
+    summary = json.loads((Path(out.splitlines()[-1]) / "summary.json").read_text())
+    assert summary["interrupted"] and summary["verdict"].startswith("Interrupted before there was a plan")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_interruption_while_the_report_is_written_waits_for_it(run, monkeypatch):
+    written = session.write_figures
+
+    def interrupted(folder, figures):
+        signal.raise_signal(signal.SIGINT)
+        return written(folder, figures)
+
+    monkeypatch.setattr(session, "write_figures", interrupted)
+    code, out, err = run()
+    assert code == 0 and "once more" in err
+    assert (Path(out.splitlines()[-1]) / "report.html").exists()
+
+
+def test_second_interruption_while_the_report_is_written_ends_it_without_a_traceback(run, monkeypatch):
+    def interrupted(folder, figures):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(session, "write_figures", interrupted)
+    code, out, err = run()
+    assert code == 130 and err.splitlines()[-1] == "interrupted" and not out
 
 
 def test_reader_that_closes_the_pipe_is_no_error(tmp_path):

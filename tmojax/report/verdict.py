@@ -42,6 +42,8 @@ def verdict(report: RunReport) -> str:
     best = report.best
     capacity = per_gpu(device_capacities(report.problem))
     if best is None or best.result.schedule is None:
+        if report.interrupted:
+            return f"Interrupted before there was a plan for {capacity}."
         return f"Does not fit in {capacity}{_why_not(report)}"
     marked = "Interrupted; best plan so far: " if report.interrupted else ""
     text = f"{marked}Fits in {capacity}"
