@@ -1,10 +1,12 @@
 """The command line: files, exit codes, interruption, determinism."""
 
 import contextlib
+import importlib
 import json
 import signal
 import subprocess
 import sys
+import time
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -178,6 +180,23 @@ def test_interruption_that_a_library_swallows_ends_the_run_behind_the_planner(ru
     summary = json.loads((Path(out.splitlines()[-1]) / "summary.json").read_text())
     assert summary["interrupted"] and summary["verdict"].startswith("Interrupted before there was a plan")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_interruption_waits_for_the_end_of_an_import(run, monkeypatch, tmp_path):
+    """Compiled modules may end the process when an exception passes through their initialisation."""
+    (tmp_path / "interrupted_module.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\nWHOLE = True\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    whole = []
+
+    def stop(self, problem, *, seed=0, seeds=()):
+        whole.append(importlib.import_module("interrupted_module").WHOLE)
+        time.sleep(60)
+
+    monkeypatch.setattr(OffloadAll, "plan", stop)
+    monkeypatch.setattr(session.Session, "_time_without_limit", lambda self, found: None)
+    code, out, _ = run(kinds=("offload-all", "keep-all"))
+    assert code == 130 and whole == [True]
+    assert json.loads((Path(out.splitlines()[-1]) / "summary.json").read_text())["interrupted"]
 
 
 def test_interruption_while_the_report_is_written_waits_for_it(run, monkeypatch):

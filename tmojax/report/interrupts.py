@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 from types import FrameType, TracebackType
+
+# An exception inside the import of a compiled module can end the process, so an interrupt waits for the import's end.
+RETRY_S = 0.05
 
 
 class Interrupts:
@@ -43,8 +47,22 @@ class Interrupts:
             print("the report is being written; once more to stop that too", file=sys.stderr, flush=True)
             return
         self.seen = True
+        if _imports(frame):
+            again = threading.Timer(RETRY_S, signal.pthread_kill, (threading.get_ident(), signal.SIGINT))
+            again.daemon = True
+            again.start()
+            return
         raise KeyboardInterrupt
 
     def _dropped(self, unraisable) -> None:
         if not isinstance(unraisable.exc_value, KeyboardInterrupt):
             self._hook(unraisable)
+
+
+def _imports(frame: FrameType | None) -> bool:
+    """Say whether a module is being imported at this moment."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
