@@ -60,7 +60,7 @@ def parse_seconds(text: object, field: str = "time") -> float:
 def format_bytes(size_bytes: float) -> str:
     """Print bytes in decimal units with three significant digits, for example `12.7 GB`."""
     for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if abs(size_bytes) >= factor:
+        if abs(size_bytes) >= 0.9995 * factor:  # what rounds to 1000 of a unit is 1 of the next
             return f"{size_bytes / factor:.3g} {unit}"
     return f"{size_bytes:.0f} B"
 
@@ -68,6 +68,6 @@ def format_bytes(size_bytes: float) -> str:
 def format_seconds(time_s: float) -> str:
     """Print a time in s, ms or us with four significant digits."""
     for unit, factor in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if abs(time_s) >= factor:
+        if abs(time_s) >= 0.99995 * factor:
             return f"{time_s / factor:.4g} {unit}"
     return f"{time_s:.3g} s"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from small_plans import KEEP, SWAP
 from two_gpu_plans import LOAN, VALID
@@ -35,6 +38,13 @@ def test_an_invalid_plan_exits_with_5_and_prints_every_violation(tmp_path, capsy
     violations = check(plan.problem, plan.schedule()).violations
     assert len(violations) == 4
     assert all(str(violation) in printed for violation in violations)
+
+
+def test_a_reader_that_closes_the_pipe_is_no_error(tmp_path):
+    command = [sys.executable, "-m", "tmojax.check", str(write_run(tmp_path, KEEP))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.close()
+        assert process.stderr.read() == "" and process.wait() == 0
 
 
 def test_the_problem_may_be_named(tmp_path):

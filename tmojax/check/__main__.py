@@ -6,6 +6,7 @@ Exit codes: 0 valid, 5 invalid, 2 a file that cannot be read or a plan that name
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -42,7 +43,10 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     report = check(problem, plan.schedule)
-    print(report.text(limit=None))
+    try:
+        print(report.text(limit=None), flush=True)
+    except BrokenPipeError:  # whoever reads has seen enough; Python must not try to flush it again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0 if report.valid else INVALID
 
 
