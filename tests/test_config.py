@@ -127,6 +127,7 @@ def test_prototype_has_the_figures_of_its_formula():
         ({"planners": [{"kind": "offload-all", "lookahead_layers": True}]}, "planners.0.lookahead_layers: expected"),
         ({"planners": [{"kind": "ratio-sweep", "link_loads": []}]}, "planners.0.link_loads: [] must be at least one"),
         ({"planners": [{"kind": "ratio-sweep", "finalists": 0}]}, "planners.0.finalists: 0 must be at least 1"),
+        ({"planners": [{"kind": "gradient", "steps": 0}]}, "planners.0.steps: 0 must be at least 20"),
         ({"planners": [{"kind": "oblivious", "threads": 10**6}]}, "planners.0.threads: 1000000 must be between 1 and"),
         ({"planners": [{"kind": "budget-milp", "time_limit_s": 0.0}]}, "planners.0.time_limit_s: 0.0 must be positive"),
         ({"planners": [{"kind": "local-search", "search": {"evaluations": 0}}]}, "planners.0.search.evaluations: 0"),

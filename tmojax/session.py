@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tmojax.bounds import BoundReport, bound
+from tmojax.bounds import BoundReport, BoundStatus, bound
 from tmojax.check import CheckReport, check
 from tmojax.config import BuiltProblem, FileWorkload, RunConfig, build_problem
 from tmojax.errors import InfeasibleError
@@ -194,9 +194,13 @@ class Session:
         plan = PlanFile(
             outcome.result.schedule, self._hash, outcome.planner, str(outcome.status), step_s,  # type: ignore[arg-type]
             outcome.bound_s or None, outcome.gap, self._config.seed, json_values(self._settings(outcome.planner)),
-            outcome.result.time_limited,
+            outcome.result.time_limited or self._bound_is_time_limited(),
         )  # fmt: skip
         self._folder.write_text(f"plans/{outcome.planner}.json", readable_text(plan_to_json(plan)))
+
+    def _bound_is_time_limited(self) -> bool:
+        """The bound, which plan files hold, depends on how fast this machine is."""
+        return self._bound is not None and self._bound.status is BoundStatus.TIME_LIMIT
 
     def _settings(self, name: str) -> dict:
         tables = self._config.document["planners"]

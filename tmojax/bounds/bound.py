@@ -96,7 +96,7 @@ def bound(problem: Problem, *, order: str = "default", time_limit_s: float = 20.
             break
         if answer is not None:
             program.add_barrier()
-        answer = _solve(program, answer, begin + time_limit_s, threads)
+        answer, cut_short = _solve(program, answer, begin + time_limit_s, threads)
         details |= {
             f"{name}_solve_s": answer.solve_s, f"{name}_rows": answer.rows, f"{name}_columns": answer.columns,
             f"{name}_status": str(answer.status),
@@ -106,6 +106,8 @@ def bound(problem: Problem, *, order: str = "default", time_limit_s: float = 20.
             return _report(parts, infinite, micro_batches, BoundStatus.INFEASIBLE, why, begin, details, infinite)
         if answer.status is not SolverStatus.OPTIMAL:
             status, message = BoundStatus.TIME_LIMIT, f"part '{name}': {answer.status}; its multipliers prove the value"
+        elif cut_short:
+            status, message = BoundStatus.TIME_LIMIT, f"part '{name}': more windows might raise it, time was short"
         value_s = max(answer.bound * program.unit.time_s, 0.0)
         if name == "bytes":
             repeated_s = max(value_s, _steady_compute_s(problem))
@@ -118,23 +120,26 @@ def bound(problem: Problem, *, order: str = "default", time_limit_s: float = 20.
     return _report(parts, best, micro_batches, status, message, begin, details, repeated_s)
 
 
-def _solve(program: StepLp, previous: Answer | None, deadline: float, threads: int) -> Answer:
-    """Solve; after the first part, in rounds that add the windows of time which the last values violate."""
+def _solve(program: StepLp, previous: Answer | None, deadline: float, threads: int) -> tuple[Answer, bool]:
+    """Solve; after the first part, in rounds that add the windows of time which the last values violate.
+
+    Returns the answer and whether the deadline ended the rounds.
+    """
     answer = previous
     for _ in range(1 if previous is None else WINDOW_ROUNDS):
         left_s = deadline - time.perf_counter()
         if answer is not None and answer is not previous and left_s < 2 * answer.solve_s:
-            break
+            return answer, True
         if answer is not None and not program.add_windows(answer) and answer is not previous:
             break
         found = program.solve(max(left_s, 0.01), threads)
         if found.status is not SolverStatus.OPTIMAL and answer is not None and answer is not previous:
-            break  # the rounds before are complete
+            return answer, True  # the rounds before are complete
         answer = found
         if answer.status is not SolverStatus.OPTIMAL:
             break
     assert answer is not None
-    return answer
+    return answer, False
 
 
 def _compute_part(problem: Problem, order: str) -> BoundPart:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tmojax.errors import InputError
 from tmojax.planners.base import Planner, PlanResult, Status, Stopwatch
 from tmojax.planners.local_search import SearchSettings, search_from_two
 from tmojax.planners.simple import layer_count, offload_everything, recompute_segments
@@ -111,6 +112,11 @@ class Gradient(Planner):
     roundings: int = 32
     finalists: int = 4
     search: SearchSettings = field(default_factory=SearchSettings)
+
+    def __post_init__(self) -> None:
+        for setting, least in (("restarts", 1), ("steps", 20), ("roundings", 1), ("finalists", 1)):
+            if getattr(self, setting) < least:
+                raise InputError(f"{setting}: {getattr(self, setting)} must be at least {least}")
 
     def plan(self, problem: Problem, *, seed: int = 0, seeds: tuple[PlanResult, ...] = ()) -> PlanResult:
         from tmojax.cost import relax_problem
