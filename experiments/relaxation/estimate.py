@@ -41,15 +41,15 @@ def crude(bench: Workbench, plans: Sequence[Plan]) -> dict[str, Any]:
 
 
 def replay(bench: Workbench, plans: Sequence[Plan]) -> dict[str, Any]:
-    """`evaluate_fixed` of tmojax.relax: the decoded lists replayed event by event in JAX. It relaxes nothing."""
-    from tmojax.relax.periodic_fixed import evaluate_fixed
+    """`replay_schedules` of tmojax.relax: the decoded lists replayed event by event in JAX. It relaxes nothing."""
+    from tmojax.relax.replayed import replay_schedules
 
     schedules = []
     for decisions, coordination in plans:
         prepared = bench.prepare(decisions, coordination)
         assert not isinstance(prepared, DoesNotFit)
         schedules.append(prepared[0])
-    found = evaluate_fixed(bench.problem, schedules)
+    found = replay_schedules(bench.problem, schedules)
     return {"step_s": found.step_s, "compile_s": found.compile_s, "run_s": found.run_s}
 
 

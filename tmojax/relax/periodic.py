@@ -4,17 +4,17 @@ from tmojax.cost.build import relax_problem
 from tmojax.cost.model import PeriodicModel
 from tmojax.relax.descent import Descent
 from tmojax.relax.optimise import RelaxedSolution, Sensitivity, WarmStart, machine_sensitivity, optimise
-from tmojax.relax.periodic_fixed import EstimatedTime, evaluate_fixed
+from tmojax.relax.replayed import ReplayedTime, replay_schedules
 
 __all__ = [
     "Descent",
-    "EstimatedTime",
     "PeriodicModel",
     "RelaxedSolution",
+    "ReplayedTime",
     "Sensitivity",
     "WarmStart",
-    "evaluate_fixed",
     "machine_sensitivity",
     "optimise",
     "relax_problem",
+    "replay_schedules",
 ]

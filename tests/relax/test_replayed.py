@@ -16,7 +16,7 @@ from tmojax.problem import Kind, LinkPolicyKind, Overheads, Problem
 from tmojax.relax.coordinate import Coordination, assemble
 from tmojax.relax.decisions import DeviceDecision
 from tmojax.relax.decode import DoesNotFit, decode
-from tmojax.relax.periodic import evaluate_fixed
+from tmojax.relax.periodic import replay_schedules
 from tmojax.simulate import simulate
 
 POLICIES = (LinkPolicyKind.FAIR, LinkPolicyKind.FCFS, LinkPolicyKind.PRIORITY)
@@ -53,7 +53,7 @@ def test_replay_agrees_with_the_simulator(half_duplex):
     problem = transformer_problem(3, 3, 2, 1.5, ("offload", "recompute"), rate=6e9, half_duplex=half_duplex)
     plans = random_plans(problem, 12, 1)
     exact = np.array([simulate(problem, plan).step_s for plan in plans])
-    estimated = evaluate_fixed(problem, plans)
+    estimated = replay_schedules(problem, plans)
     np.testing.assert_allclose(estimated.step_s, exact, rtol=0.01)
     assert np.median(np.abs(estimated.step_s / exact - 1)) < 1e-3
     assert exact.max() > 1.1 * exact.min()  # the plans differ
@@ -66,23 +66,23 @@ def test_replay_knows_setup_time():
     problem = replace(problem, machine=machine)
     plans = random_plans(problem, 6, 2)
     exact = np.array([simulate(problem, plan).step_s for plan in plans])
-    np.testing.assert_allclose(evaluate_fixed(problem, plans).step_s, exact, rtol=0.02)
+    np.testing.assert_allclose(replay_schedules(problem, plans).step_s, exact, rtol=0.02)
 
 
 def test_a_plan_does_not_depend_on_its_neighbours():
     problem = transformer_problem(2, 2, 2, 1.5, ("offload", "recompute"), rate=6e9)
     plans = random_plans(problem, 4, 3)
-    together = evaluate_fixed(problem, plans).step_s
-    turned = evaluate_fixed(problem, plans[::-1]).step_s
+    together = replay_schedules(problem, plans).step_s
+    turned = replay_schedules(problem, plans[::-1]).step_s
     np.testing.assert_allclose(together, turned[::-1], rtol=1e-6)
 
 
 def test_what_is_not_covered_is_an_error():
     problem = transformer_problem(2, 2, 2, 1.5, rate=6e9)
     with pytest.raises(InputError, match="at least one"):
-        evaluate_fixed(problem, [])
+        replay_schedules(problem, [])
     plan = random_plans(problem, 1, 4)[0]
     rows = plan.lists[0].copy()
     rows["kind"][np.flatnonzero(rows["kind"] == Kind.RELEASE)[0]] = Kind.LEND
     with pytest.raises(InputError, match="lend"):
-        evaluate_fixed(problem, [replace(plan, lists=(rows, *plan.lists[1:]))])
+        replay_schedules(problem, [replace(plan, lists=(rows, *plan.lists[1:]))])

@@ -24,8 +24,8 @@ UNLIMITED = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
-class EstimatedTime:
-    """Estimates of P plans: step_s [P]; busy_s [P, G]: compute without stalls. compile_s, run_s: seconds for all
+class ReplayedTime:
+    """Replayed times of P plans: step_s [P]; busy_s [P, G]: compute without stalls. compile_s, run_s: seconds for all
     plans.
     """
 
@@ -35,7 +35,7 @@ class EstimatedTime:
     run_s: float
 
 
-def evaluate_fixed(problem: Problem, plans: Sequence[Schedule], *, dtype=jnp.float32) -> EstimatedTime:
+def replay_schedules(problem: Problem, plans: Sequence[Schedule], *, dtype=jnp.float32) -> ReplayedTime:
     """Estimate the step time of plans as decode and coordination make them.
 
     Covers compute, host copies, releases, collectives that all devices join (their links taken as free), link
@@ -63,7 +63,7 @@ def evaluate_fixed(problem: Problem, plans: Sequence[Schedule], *, dtype=jnp.flo
         return jax.vmap(lambda one: replay(paths, one))(tables)
 
     (step_s, busy_s), compile_s, run_s = compile_and_run(run, paths, tables)
-    return EstimatedTime(np.asarray(step_s, float), np.asarray(busy_s, float), compile_s, run_s)
+    return ReplayedTime(np.asarray(step_s, float), np.asarray(busy_s, float), compile_s, run_s)
 
 
 def _pad(values: np.ndarray, shape: np.ndarray) -> np.ndarray:
