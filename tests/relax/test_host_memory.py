@@ -32,8 +32,7 @@ def host_bytes(problem: Problem) -> tuple[int, int]:
     bench = Workbench(problem)
     decisions = tuple(offload_everything(bench.view(device)) for device in range(bench.device_count))
     built = bench.lists(decisions)
-    if isinstance(built, DoesNotFit):
-        pytest.skip("the largest op does not fit")
+    assert not isinstance(built, DoesNotFit)  # the seeds used here all fit
     report = check(problem, bench.evaluate(decisions, together(problem)).schedule)
     assert report.valid
     return sum(item.host_peak_bytes for item in built), dict(report.peak_bytes)["host"]
