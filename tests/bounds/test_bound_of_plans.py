@@ -5,13 +5,14 @@ import pytest
 from shared_path_machine import shared_path
 
 from tmojax.bounds import bound
+from tmojax.ilp.fluid import PathRates, solve_fluid
+from tmojax.ilp.solver import SolverSettings
 from tmojax.importers.synthetic import SyntheticTransformer, synthetic_transformer
 from tmojax.planners.simple import KeepAll
 from tmojax.problem import Action, LinkPolicyKind, Problem, keep_all_footprint_bytes, largest_op_bytes
 from tmojax.problem.step_view import view_step
 from tmojax.relax.coordinate import assemble, staggered, together
 from tmojax.relax.decode import DeviceList, decode
-from tmojax.relax.fluid_milp import PathRates, solve_fluid
 from tmojax.simulate import simulate, steady_state
 
 RATE = 12.5e9
@@ -41,7 +42,7 @@ def plans(problem: Problem, shares, staggers):
     for share in shares:
         rate = RATE / share
         found = solve_fluid(
-            views[0], capacity_bytes=problem.capacity_bytes(0), time_limit_s=5.0,
+            views[0], capacity_bytes=problem.capacity_bytes(0), settings=SolverSettings(5.0),
             rates=PathRates(rate, rate, rate if joint else float("inf")),
             allow_recompute=Action.RECOMPUTE in problem.actions,
         )  # fmt: skip

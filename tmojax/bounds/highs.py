@@ -1,7 +1,7 @@
 """Linear and mixed-integer models for HiGHS, with an answer that says what was proved and how.
 
-Used by the lower bounds and by the fluid MILP. Rows are collected as index and value arrays; columns need finite
-bounds, because the certified bound below is the minimum of a Lagrangian over the box of the columns.
+Used by the lower bounds and by the integer programmes. Rows are collected as index and value arrays; columns need
+finite bounds, because the certified bound below is the minimum of a Lagrangian over the box of the columns.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ class SolverStatus(StrEnum):
 class Answer:
     """values [columns]: the solution or incumbent (empty without one); objective: of it (inf without one).
 
+    first_incumbent_s: seconds into the solve when a MILP had its first solution (inf without one).
+
     bound: what is proved for the minimum. Of an LP it is computed here from the row multipliers (see
     `certified_bound`), of a MILP it is HiGHS's dual bound. multipliers [rows]: of an LP (empty without them).
     """
@@ -44,13 +46,15 @@ class Answer:
     rows: int
     columns: int
     multipliers: np.ndarray
+    integer_columns: int = 0
+    first_incumbent_s: float = float("inf")
 
 
 class _QuietHighs(highspy.Highs):
     """HiGHS that prints nothing.
 
     WORKAROUND(highspy<=1.16): the constructor registers a callback, which prints a banner to standard output before any
-    option can be set. No callbacks are used here.
+    option can be set. Only `setCallback` works without what it prepares.
     """
 
     def __init__(self) -> None:
@@ -114,10 +118,18 @@ class LinearModel:
         self._row_upper.append(upper)
         return row
 
-    def _arrays(self) -> tuple[np.ndarray, ...]:
-        return tuple(np.concatenate(part) if part else np.zeros(0) for part in (self._lower, self._upper, self._cost))
+    def column_arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """(lower, upper, cost, integer), each [columns]."""
+        if not self.columns:
+            return np.zeros(0), np.zeros(0), np.zeros(0), np.zeros(0, bool)
+        lower, upper, cost = (np.concatenate(part) for part in (self._lower, self._upper, self._cost))
+        return lower, upper, cost, np.concatenate(self._integer)
 
-    def _entries(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def row_bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """(lower, upper), each [rows]."""
+        return np.array(self._row_lower, float), np.array(self._row_upper, float)
+
+    def entries(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(starts [columns + 1], rows, values) column-wise; entries of the same place are added up."""
         row, column = np.array(self._row, np.int64), np.array(self._column, np.int64)
         value = np.array(self._value, float)
@@ -132,13 +144,13 @@ class LinearModel:
         self, *, time_limit_s: float, threads: int = 1, gap: float = 1e-4, relax: bool = False,
         start: np.ndarray | None = None,
     ) -> Answer:  # fmt: skip
-        """Minimise. `relax` drops integrality; `start` [columns] offers an incumbent. An LP that was solved before and
-        has only received rows goes on from its last basis."""
-        lower, upper, cost = self._arrays()
-        integer = np.concatenate(self._integer) if self._integer else np.zeros(0, bool)
+        """Minimise. `relax` drops integrality; `start` [columns] offers an incumbent, with nan where HiGHS is to
+        complete it (it fixes the integer columns that are given). An LP that was solved before and has only received
+        rows goes on from its last basis."""
+        lower, upper, cost, integer = self.column_arrays()
         mixed = bool(integer.any()) and not relax
-        starts, rows, values = self._entries()
-        row_lower, row_upper = np.array(self._row_lower), np.array(self._row_upper)
+        starts, rows, values = self.entries()
+        row_lower, row_upper = self.row_bounds()
         highs = None if mixed else self._with_new_rows()
         if highs is None:
             model = highspy.HighsLp()
@@ -162,9 +174,12 @@ class LinearModel:
         # Otherwise the number of threads stays that of the first solve of the process.
         highspy.Highs.resetGlobalScheduler(True)
         if start is not None and mixed:
-            solution = highspy.HighsSolution()
-            solution.col_value = start.tolist()
-            highs.setSolution(solution)
+            given = np.flatnonzero(np.isfinite(start)).astype(np.int32)
+            highs.setSolution(len(given), given, start[given].astype(float))
+        incumbents_s: list[float] = []
+        if mixed:
+            highs.setCallback(lambda *_: incumbents_s.append(time.perf_counter() - clock), None)
+            highs.startCallback(highspy.cb.HighsCallbackType.kCallbackMipImprovingSolution)
         clock = time.perf_counter()
         highs.run()
         solve_s = time.perf_counter() - clock
@@ -189,7 +204,9 @@ class LinearModel:
         if status is SolverStatus.INFEASIBLE:
             bound = float("inf")
         self._solved = None if mixed else (highs, self.rows, self.columns)
-        return Answer(status, point, objective, bound, relative, solve_s, self.rows, self.columns, dual)
+        first_s = min(incumbents_s, default=solve_s) if mixed and found else float("inf")
+        return Answer(status, point, objective, bound, relative, solve_s, self.rows, self.columns, dual,
+                      int(integer.sum()), first_s)  # fmt: skip
 
     def _with_new_rows(self) -> highspy.Highs | None:
         """The instance of the last LP with the rows that were added since, to go on from its basis; None where columns

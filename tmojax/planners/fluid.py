@@ -1,6 +1,6 @@
 """Planners that select by the fluid MILP: each GPU alone (contention-oblivious), lock-step, and budget.
 
-All three solve the same model of one GPU (`tmojax.relax.fluid_milp`); they differ in what it knows about the others:
+All three solve the same model of one GPU (`tmojax.ilp.fluid`); they differ in what it knows about the others:
 nothing, an equal share of every link at every moment, or the bytes that all of them may move in the time of the step.
 """
 
@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from tmojax.bounds.highs import SolverStatus
 from tmojax.errors import InputError
-from tmojax.planners.base import Planner, PlanResult, Status, Stopwatch, does_not_fit
+from tmojax.ilp.fluid import PathRates, solve_fluid
+from tmojax.planners.base import PlanResult
+from tmojax.planners.ilp import SelectingPlanner
 from tmojax.planners.repair import repair
 from tmojax.planners.sweep import POLICIES, even_starts, sweep
 from tmojax.planners.workbench import Candidate, Workbench
@@ -22,9 +23,6 @@ from tmojax.problem import Action, LinkPolicyKind, Problem
 from tmojax.relax.coordinate import Coordination, host_links, together
 from tmojax.relax.decisions import DeviceDecision, Rest
 from tmojax.relax.decode import DoesNotFit
-from tmojax.relax.fluid_milp import FluidSolution, PathRates, solve_fluid
-
-MOST_THREADS = 256  # the solver ends the process when it cannot start as many as it is told
 
 
 def path_rates(problem: Problem, device: int, *, shared: bool) -> PathRates:
@@ -60,67 +58,21 @@ def collective_bytes(problem: Problem, device: int) -> float:
 
 
 @dataclass(frozen=True)
-class _FluidPlanner(Planner):
-    """time_limit_s of the solver per class of equal GPUs; gap: relative, at which it stops; threads of the solver."""
+class _FluidPlanner(SelectingPlanner):
+    """One solve per class of equal GPUs."""
 
-    time_limit_s: float = 12.0
-    gap: float = 5e-3
-    threads: int = 1
-
-    def __post_init__(self) -> None:
-        if self.time_limit_s <= 0:
-            raise InputError(f"time_limit_s: {self.time_limit_s} must be positive")
-        if self.gap < 0:
-            raise InputError(f"gap: {self.gap} must not be negative")
-        if not 1 <= self.threads <= MOST_THREADS:
-            raise InputError(f"threads: {self.threads} must be between 1 and {MOST_THREADS}")
+    without_solution = (
+        "its model of one GPU has no solution in this memory (in it, persistent tensors that micro-batches use stay on "
+        "the device)"
+    )
 
     @abstractmethod
     def _limits(self, problem: Problem, device: int) -> dict[str, Any]:
         """What the model knows of the links: the arguments rates, budget, budget_taken_bytes of `solve_fluid`."""
 
-    @abstractmethod
-    def _coordinate(self, bench: Workbench, decisions: tuple[DeviceDecision, ...]) -> Candidate | DoesNotFit:
-        """The schedule of the selected decisions."""
-
-    def plan(self, problem: Problem, *, seed: int = 0, seeds: tuple[PlanResult, ...] = ()) -> PlanResult:
-        watch = Stopwatch()
-        bench = Workbench(problem)
-        decisions, details = self._select(bench, seeds)
-        if isinstance(decisions, DoesNotFit):
-            return does_not_fit(self.name, problem, decisions, watch)
-        limited = any(solve["status"] == SolverStatus.TIME_LIMIT.value for solve in details["solves"])
-        if decisions is None:
-            last = details["solves"][-1]
-            message = f"the solver ended with {last['status']} and without a solution after {last['solve_s']:.1f} s"
-            if last["status"] == SolverStatus.INFEASIBLE.value:
-                message = (
-                    "its model of one GPU has no solution in this memory (in it, persistent tensors that micro-batches "
-                    "use stay on the device)"
-                )
-            return PlanResult(
-                self.name,
-                Status.NOT_FOUND,
-                message=message,
-                plan_s=watch.read_s(),
-                time_limited=limited,
-                details=details,
-            )
-        found = self._coordinate(bench, decisions)
-        if isinstance(found, DoesNotFit):
-            return does_not_fit(self.name, problem, found, watch)
-        # The model's optimum is decoded and coordinated outside of it, so the schedule is not proved optimal for it.
-        status = Status.TIME_LIMIT if limited else Status.FEASIBLE
-        return PlanResult(
-            self.name, status, found.schedule, found.step_s, watch.read_s(), candidate=found, time_limited=limited,
-            details=details,
-        )  # fmt: skip
-
     def _select(self, bench: Workbench, seeds: tuple[PlanResult, ...]):
-        """(decisions of all devices, None without a solution, or why they do not fit; figures of the solves).
-
-        One solve for all devices that are equal in what they run, in memory and in what the model knows of their links.
-        """
+        """One solve for all devices that are equal in what they run, in memory and in what the model knows of their
+        links."""
         actions = bench.problem.actions
         chosen: list[DeviceDecision] = []
         solved: dict[tuple, DeviceDecision] = {}
@@ -136,12 +88,10 @@ class _FluidPlanner(Planner):
                 capacity_bytes=bench.problem.capacity_bytes(device),
                 allow_offload=Action.OFFLOAD in actions,
                 allow_recompute=Action.RECOMPUTE in actions,
-                time_limit_s=self.time_limit_s,
-                gap=self.gap,
-                threads=self.threads,
+                settings=self.solver_settings,
                 **limits,
             )
-            details["solves"].append(_figures(solution))
+            details["solves"].append(solution.figures)
             if solution.decision is None:
                 return None, details
             fitted = repair(bench, device, solution.decision)
@@ -150,22 +100,6 @@ class _FluidPlanner(Planner):
             solved[key] = fitted
             chosen.append(fitted)
         return tuple(chosen), details
-
-
-def _figures(solution: FluidSolution) -> dict[str, Any]:
-    return {
-        "claimed_step_s": solution.objective_s,
-        "model_bound_s": solution.bound_s,
-        "model_gap": solution.gap,
-        "status": solution.status.value,
-        "solve_s": solution.solve_s,
-        "build_s": solution.build_s,
-        "rows": solution.rows,
-        "columns": solution.columns,
-        "solver": solution.solver,
-        "threads": solution.threads,
-        "fluid_steps": solution.steps,
-    }
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from tmojax.bounds.highs import INFINITY, LinearModel, SolverStatus, solver_version
+from tmojax.bounds.highs import INFINITY, Answer, LinearModel
+from tmojax.ilp.solver import SolverSettings, solve_figures, solve_milp
 from tmojax.problem.step_view import StepView
 from tmojax.relax.decisions import Choice, DeviceDecision
 
@@ -34,8 +36,8 @@ class PathRates:
 class FluidSolution:
     """decision: None without a solution; when relaxed, the larger shares. offloaded, recomputed, kept [I] and
     state_out [S]: shares in 0..1. objective_s: claimed step time (inf without a solution); bound_s: proved minimum of
-    this model, which is no bound of the problem. period_s: of one micro-batch. status: how the solver ended. gap:
-    relative. steps: fluid steps; fixed_candidates: candidates kept because they are small; state_groups: groups of
+    this model, which is no bound of the problem. period_s: of one micro-batch. answer: of the solver. figures: for
+    reports (`solve_figures`), with the fluid steps, the candidates kept because they are small, and the groups of
     resting state.
     """
 
@@ -47,17 +49,8 @@ class FluidSolution:
     objective_s: float
     bound_s: float
     period_s: float
-    status: SolverStatus
-    gap: float
-    solve_s: float
-    build_s: float
-    rows: int
-    columns: int
-    solver: str
-    threads: int
-    steps: int
-    fixed_candidates: int
-    state_groups: int
+    answer: Answer
+    figures: dict[str, Any]
 
 
 def solve_fluid(
@@ -69,14 +62,12 @@ def solve_fluid(
     budget_taken_bytes: float = 0.0,
     allow_offload: bool = True,
     allow_recompute: bool = True,
-    time_limit_s: float = 10.0,
-    gap: float = 5e-3,
-    threads: int = 1,
+    settings: SolverSettings = SolverSettings(),  # noqa: B008 - immutable
     relax: bool = False,
     max_steps: int = 160,
     small_share: float = 2e-4,
 ) -> FluidSolution:
-    """Solve the fluid model of one device. Deterministic unless the status is TIME_LIMIT.
+    """Solve the fluid model of one device. Deterministic unless the time limit ends it.
 
     rates: limits at every moment. budget: limits on all bytes of a step, less `budget_taken_bytes` that others
     (collectives) move on each of its paths. relax: drop integrality. max_steps: fluid steps to merge slots into.
@@ -87,7 +78,10 @@ def solve_fluid(
     built = _Fluid(view, capacity_bytes, rates, allow_offload, allow_recompute, max_steps, small_share)
     built.add_budget(budget, budget_taken_bytes)
     build_s = time.perf_counter() - begin
-    answer = built.model.solve(time_limit_s=time_limit_s, threads=threads, gap=gap, relax=relax)
+    if relax:
+        answer = built.model.solve(time_limit_s=settings.time_limit_s, threads=settings.threads, relax=True)
+    else:
+        answer = solve_milp(built.model, settings)
     count = len(view.tensor)
     shares = np.zeros((3, count))
     state_out = np.zeros(len(view.state_tensor))
@@ -102,11 +96,14 @@ def solve_fluid(
         choice = shares.argmax(axis=0).astype(np.int8)  # rows are in the order of `Choice`
         choice[~view.needed & (shares.max(axis=0) < 0.5)] = Choice.RECOMPUTE
         decision = DeviceDecision(choice, state_out > 0.5)
+    figures = solve_figures(answer, settings, unit_s=built.unit_s, build_s=build_s) | {
+        "fluid_steps": len(built.first),
+        "fixed_candidates": int(built.fixed.sum()),
+        "state_groups": len(built.leaves),
+    }
     return FluidSolution(
         decision, shares[1], shares[2], shares[0], state_out,
-        answer.objective * built.unit_s, answer.bound * built.unit_s, period_s,
-        answer.status, answer.gap, answer.solve_s, build_s, answer.rows, answer.columns, solver_version(), threads,
-        len(built.first), int(built.fixed.sum()), len(built.leaves),
+        answer.objective * built.unit_s, answer.bound * built.unit_s, period_s, answer, figures,
     )  # fmt: skip
 
 

@@ -5,13 +5,14 @@ import pytest
 from random_steps import random_problem
 
 from tmojax.bounds.highs import SolverStatus
+from tmojax.ilp.fluid import PathRates, solve_fluid
+from tmojax.ilp.solver import SolverSettings
 from tmojax.importers.synthetic import SyntheticTransformer, synthetic_transformer
 from tmojax.problem import Action, Device, Link, Machine, Memory, MemoryKind, Problem, Route, keep_all_footprint_bytes
 from tmojax.problem.step_view import view_step
 from tmojax.relax.coordinate import assemble, together
 from tmojax.relax.decisions import Choice
 from tmojax.relax.decode import DeviceList, DoesNotFit, decode
-from tmojax.relax.fluid_milp import PathRates, solve_fluid
 from tmojax.simulate import simulate
 
 RATE, GPUS = 12.5e9, 4
@@ -48,7 +49,7 @@ def in_lock_step_s(problem: Problem, decision) -> float:
 def test_lock_step_model_predicts_the_simulation():
     problem = transformer(8, 3.0)
     found = solve(problem, rates=SHARE)
-    assert found.status in (SolverStatus.OPTIMAL, SolverStatus.GAP_REACHED)
+    assert found.answer.status in (SolverStatus.OPTIMAL, SolverStatus.GAP_REACHED)
     assert in_lock_step_s(problem, found.decision) == pytest.approx(found.objective_s, rel=0.02)
 
 
@@ -73,7 +74,7 @@ def test_planners_order_and_bounds():
     ):
         relaxed = solve(problem, **options, relax=True)
         assert relaxed.bound_s <= found.objective_s * (1 + 1e-6) and found.bound_s <= found.objective_s * (1 + 1e-9)
-        assert relaxed.status is SolverStatus.OPTIMAL and found.gap <= 5e-3
+        assert relaxed.answer.status is SolverStatus.OPTIMAL and found.answer.gap <= 5e-3
     view = view_step(problem, 0)
     moved = view.micro_batches * view.size_bytes[budget.decision.choice == Choice.OFFLOAD].sum()
     assert moved * GPUS <= RATE * budget.objective_s * (1 + 1e-6)
@@ -85,7 +86,7 @@ def test_shares_and_decision_agree():
     total = found.kept + found.offloaded + found.recomputed
     assert total[view.needed] == pytest.approx(1.0, abs=1e-5) and (total <= 1 + 1e-5).all()
     assert np.array_equal(found.offloaded > 0.5, found.decision.choice == Choice.OFFLOAD)
-    assert found.rows > 0 and found.columns > 0 and found.solver.startswith("HiGHS") and found.steps <= 160
+    assert found.answer.rows > 0 and found.figures["solver"].startswith("HiGHS") and found.figures["fluid_steps"] <= 160
     for i in np.flatnonzero(found.recomputed > 0.5):
         for source in view.recompute_inputs[i]:
             assert total[source] == pytest.approx(1.0, abs=1e-5)
@@ -104,11 +105,10 @@ def test_budget_counts_what_others_take():
 def test_statuses_are_honest():
     problem = transformer(8, 3.0)
     nothing = solve(problem, rates=FULL, allow_offload=False, allow_recompute=False)
-    assert (
-        nothing.status is SolverStatus.INFEASIBLE and nothing.decision is None and nothing.objective_s == float("inf")
-    )
-    rushed = solve(problem, rates=FULL, time_limit_s=1e-3)
-    assert rushed.status is SolverStatus.TIME_LIMIT
+    assert nothing.answer.status is SolverStatus.INFEASIBLE and nothing.decision is None
+    assert nothing.objective_s == float("inf")
+    rushed = solve(problem, rates=FULL, settings=SolverSettings(time_limit_s=1e-3))
+    assert rushed.answer.status is SolverStatus.TIME_LIMIT
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -116,9 +116,9 @@ def test_decisions_of_random_steps_are_well_formed(seed):
     problem = random_problem(seed, factor=1.6)
     view = view_step(problem, 0)
     rate = min(link.bandwidth_bytes_per_s for link in problem.machine.links)
-    found = solve(problem, rates=PathRates(rate, rate), time_limit_s=5.0)
+    found = solve(problem, rates=PathRates(rate, rate), settings=SolverSettings(time_limit_s=5.0))
     if found.decision is None:
-        assert found.status is SolverStatus.INFEASIBLE
+        assert found.answer.status is SolverStatus.INFEASIBLE
         return
     assert not (found.decision.choice[~view.may_offload] == Choice.OFFLOAD).any()
     assert not (found.decision.choice[view.needed & ~view.may_recompute] == Choice.RECOMPUTE).any()
