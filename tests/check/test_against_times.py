@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from occupancy import Occupancy
 from plan_text import Plan
 from two_gpu_plans import VALID
 
 from tmojax.check import Rule, check
-from tmojax.problem import INSTRUCTION, PLAIN, Kind, Problem, Schedule, part_bytes
+from tmojax.problem import INSTRUCTION, Kind, Problem, Schedule
 from tmojax.simulate import simulate
-
-MAKES = {Kind.OFFLOAD: "to_memory", Kind.PREFETCH: "to_memory", Kind.ENCODE: "memory", Kind.DECODE: "memory"}
 
 
 def with_durations(problem: Problem, seed: int) -> Problem:
@@ -38,54 +37,8 @@ def largest_bytes(problem: Problem, schedule: Schedule) -> dict[str, int]:
     """The largest total of the bytes that are really in each memory at one time."""
     simulation = simulate(problem, schedule)
     assert simulation.step_s < float("inf")
-    changes: list[list[tuple[float, int]]] = [[] for _ in problem.machine.memories]
-    for device, rows in enumerate(schedule.lists):
-        start_s, end_s = simulation.start_s[device], simulation.end_s[device]
-        program, spec = problem.workload.program(device), problem.machine.devices[device]
-        there: dict[tuple[int, ...], int] = {}
-
-        def appear(copy, time_s, there=there, device=device):
-            owner, tensor, _, memory, form, part, parts = copy
-            if copy not in there:
-                size = part_bytes(problem.workload.program(owner).tensors[tensor].size_bytes, part, parts)
-                there[copy] = size if form == PLAIN else problem.machine.codecs[form].encoded_bytes(size)
-                changes[memory].append((time_s, there[copy]))
-
-        for tensor in program.inputs:
-            for k in range(problem.workload.micro_batches):
-                appear((device, tensor, k, spec.host_memory, PLAIN, 0, 1), 0.0)
-        for placement in schedule.initial[device]:
-            for memory in placement.memories:
-                appear((device, placement.tensor, 0, memory, PLAIN, 0, 1), 0.0)
-        retires = {int(row["after"]): i for i, row in enumerate(rows) if row["kind"] == Kind.RETIRE}
-        ran = set()
-        for i, row in enumerate(rows):
-            owner = device if row["owner"] == -1 else int(row["owner"])
-            copy = (owner, *(int(row[f]) for f in ("tensor", "micro_batch", "memory", "form", "part", "parts")))
-            workspace = 0
-            if row["kind"] in (Kind.COMPUTE, Kind.COLLECTIVE):
-                op, k = int(row["op"]), int(row["micro_batch"])
-                workspace = program.ops[op].workspace_bytes
-                for tensor in program.ops[op].writes:
-                    instance = problem.workload.instance(device, tensor, op, k)
-                    made = (device, tensor, instance, spec.memory, PLAIN, 0, 1)
-                    workspace += there.get(made, 0) if (op, k) in ran else 0
-                    appear(made, start_s[i])
-                ran.add((op, k))
-            elif row["kind"] == Kind.RELEASE:
-                changes[copy[3]].append((end_s[i], -there.pop(copy)))
-            elif row["kind"] in MAKES:
-                form = PLAIN if row["kind"] == Kind.DECODE else copy[4]
-                appear((*copy[:3], int(row[MAKES[Kind(int(row["kind"]))]]), form, *copy[5:]), start_s[i])
-                if row["kind"] in (Kind.ENCODE, Kind.DECODE):
-                    size = problem.workload.program(owner).tensors[copy[1]].size_bytes
-                    workspace = problem.machine.codecs[copy[4]].workspace_bytes(part_bytes(size, *copy[5:]))
-            changes[spec.memory] += (
-                [(start_s[i], workspace), (end_s[retires.get(i, i)], -workspace)] if workspace else []
-            )
-    # At one moment frees come first: an allocation starts after the frees that it needs.
-    totals = [np.cumsum([size for _, size in sorted(events)]) for events in changes]
-    return {m.name: int(t.max(initial=0)) for m, t in zip(problem.machine.memories, totals, strict=True)}
+    occupancy = Occupancy(problem, schedule)
+    return {m.name: occupancy.most_bytes(simulation, i) for i, m in enumerate(problem.machine.memories)}
 
 
 def edited(schedule: Schedule, device: int, order: list[int]) -> Schedule:
