@@ -49,7 +49,7 @@ def _detailed(
     graph, shared = Graph(lengths), SharedLog(static, schedule)
     walks = []
     for device, rows in enumerate(schedule.lists):
-        sequence = problem.workload.sequence(device, schedule.order)
+        sequence = static.sequence(device, schedule.order)
         walk = ListWalk(static, device, rows, schedule.initial[device], graph, shared, findings, sequence)
         walk.run()
         walks.append(walk)

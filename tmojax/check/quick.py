@@ -11,14 +11,14 @@ the lists can be executed in list order, with waits and collectives respected, t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numba
 import numpy as np
 
 from tmojax.check.rules import CheckReport
-from tmojax.check.static import EXECUTIONS, TRANSFERS, Static
+from tmojax.check.static import EXECUTIONS, TRANSFERS, DeviceTable, Static
 from tmojax.problem.schedule import PLAIN, Kind, LinkPolicyKind, Schedule
 
 _COMPUTE, _COLLECTIVE, _OFFLOAD, _PREFETCH = (
@@ -162,7 +162,10 @@ def quick_report(static: Static, schedule: Schedule) -> CheckReport | None:
         return None
     if not _runs_in_list_order(static, schedule):
         return None
-    lists = [_QuickList(static, schedule, device) for device in devices]
+    programs = static.problem.workload.device_program
+    one_of_each = dict(zip(programs, devices, strict=True))
+    arrays = {program: _ProgramArrays(static, static.devices[d], schedule.order) for program, d in one_of_each.items()}
+    lists = [_QuickList(static, schedule, device, arrays[programs[device]]) for device in devices]
     if not all(item.walk() for item in lists):
         return None
     names = [memory.name for memory in machine.memories]
@@ -247,38 +250,58 @@ def _runs_in_list_order(static: Static, schedule: Schedule) -> bool:
     return not any(queues)
 
 
+class _ProgramArrays:
+    """What the compiled walk reads of a program; devices that run the same share it."""
+
+    def __init__(self, static: Static, table: DeviceTable, order: str) -> None:
+        ops, memories = table.program.ops, len(static.machine.memories)
+        self.sizes = np.empty((len(table.sizes), memories), dtype=np.int64)
+        for memory in range(memories):
+            self.sizes[:, memory] = [static.charged_bytes(memory, size) for size in table.sizes]
+        self.per_micro_batch = np.array(table.per_micro_batch, dtype=np.int64)
+        self.is_state = np.array(table.is_state, dtype=bool)
+        touched = [group for op in ops for group in (op.reads, op.updates, op.writes)]
+        counts = np.array([len(group) for group in touched], dtype=np.int64)
+        self.writes = counts[2::3]
+        self.op_start = np.concatenate(([0], np.cumsum(counts.reshape(-1, 3).sum(axis=1))))
+        self.op_tensor = np.array([tensor for group in touched for tensor in group], dtype=np.int64)
+        self.op_role = np.repeat(np.tile(np.arange(3), len(ops)), counts)
+        self.workspace = np.array([op.workspace_bytes for op in ops], dtype=np.int64)
+        self.step_op = np.array([op.step_op for op in ops], dtype=bool)
+        self.recomputable = np.array([op.recomputable for op in ops], dtype=bool)
+        runs = np.array(static.sequence(table.device, order), dtype=np.int64).reshape(-1, 2)
+        self.sequence = runs[:, 0] * table.micro_batches + runs[:, 1]
+
+
 class _QuickList:
     """Arrays of one list for the compiled walk, and what it found."""
 
-    def __init__(self, static: Static, schedule: Schedule, device: int) -> None:
-        self._static, self._device, self._rows = static, device, schedule.lists[device]
+    def __init__(self, static: Static, schedule: Schedule, device: int, arrays: _ProgramArrays) -> None:
+        self._static, self._device, self._rows, self._arrays = static, device, schedule.lists[device], arrays
         self._table = table = static.devices[device]
-        self._placements = schedule.initial[device]
-        self._sequence = static.problem.workload.sequence(device, schedule.order)
-        memories = len(static.machine.memories)
-        self._sizes = np.array(
-            [[static.charged_bytes(memory, size) for memory in range(memories)] for size in table.sizes], dtype=np.int64
-        ).reshape(-1, memories)
-        self._content = np.full((len(table.sizes) * table.micro_batches, memories), _ABSENT, dtype=np.int64)
+        memories, count = len(static.machine.memories), table.micro_batches
+        self._content = np.full((len(table.sizes) * count, memories), _ABSENT, dtype=np.int64)
         self._newest = np.full(len(self._content), _UNWRITTEN, dtype=np.int64)
-        self._start: list[tuple[int, int]] = []  # (instance, memory) at the start
-        for tensor in sorted(table.inputs):
-            for k in range(table.instance_count(tensor)):
-                self._start.append((tensor * table.micro_batches + k, table.host_memory))
-        for placement in self._placements:
-            self._start += [(placement.tensor * table.micro_batches, memory) for memory in placement.memories]
+        inputs = [t * count + k for t in sorted(table.inputs) for k in range(table.instance_count(t))]
+        placed = [(p.tensor * count, memory) for p in schedule.initial[device] for memory in p.memories]
+        # (instance, memory) of inputs and of STATE tensors at the start
+        self._inputs = np.array([(instance, table.host_memory) for instance in inputs], dtype=np.int64).reshape(-1, 2).T
+        self._placed = np.array(placed, dtype=np.int64).reshape(-1, 2).T
+        self._start = np.concatenate((self._inputs, self._placed), axis=1)
+        instance, memory = self._start
+        self._content[instance, memory] = self._newest[instance] = 0
+        self._start_bytes = arrays.sizes[instance // count, memory]
         self.initial_bytes = np.zeros(memories, dtype=np.int64)
-        for instance, memory in self._start:
-            self._content[instance, memory] = self._newest[instance] = 0
-            self.initial_bytes[memory] += self._sizes[instance // table.micro_batches, memory]
+        np.add.at(self.initial_bytes, memory, self._start_bytes)
         self.peak = self.initial_bytes.copy()
         self.peak_at = -1
 
     def walk(self) -> bool:
         """Is the list right by itself? Capacity is left to the caller."""
         static, table, rows = self._static, self._table, self._rows
-        allowed = {table.memory, *(m for m in range(self._content.shape[1]) if not static.is_private(m))}
-        if any(memory not in allowed for _, memory in self._start):
+        memories = range(self._content.shape[1])
+        allowed = [memory == table.memory or not static.is_private(memory) for memory in memories]
+        if not np.array(allowed)[self._start[1]].all():
             return False
         retires = np.flatnonzero(rows["kind"] == _RETIRE)
         after = rows["after"][retires]
@@ -296,43 +319,29 @@ class _QuickList:
         return self._ends_right()
 
     def _run(self, retired: np.ndarray) -> tuple[int, np.ndarray]:
-        table, program, rows = self._table, self._table.program, self._rows
-        roles = [(*((t, 0) for t in op.reads), *((t, 1) for t in op.updates), *((t, 2) for t in op.writes))
-                 for op in program.ops]  # fmt: skip
-        start = np.cumsum([0, *(len(role) for role in roles)])
-        flat = np.array([entry for role in roles for entry in role], dtype=np.int64).reshape(-1, 2)
-        writes = np.array([len(op.writes) for op in program.ops], dtype=np.int64)
+        arrays, rows = self._arrays, self._rows
         runs = np.isin(rows["kind"], EXECUTIONS)
-        room = int(writes[rows["op"][runs]].sum()) + 2 * len(rows)
+        room = int(arrays.writes[rows["op"][runs]].sum()) + 2 * len(rows)
         self._log = tuple(np.empty(room, dtype=np.int64) for _ in range(3))
         positions = np.full(len(self.peak), -1, dtype=np.int64)
-        sequence = np.array([op * table.micro_batches + k for op, k in self._sequence], dtype=np.int64)
         columns = [np.ascontiguousarray(rows[name]) for name in
                    ("kind", "op", "micro_batch", "tensor", "memory", "to_memory", "after")]  # fmt: skip
         entries = _walk(
-            *columns, retired, sequence, start, np.ascontiguousarray(flat[:, 0]), np.ascontiguousarray(flat[:, 1]),
-            np.array([op.workspace_bytes for op in program.ops], dtype=np.int64),
-            np.array([op.step_op for op in program.ops], dtype=bool),
-            np.array([op.recomputable for op in program.ops], dtype=bool),
-            np.array(table.per_micro_batch, dtype=np.int64), self._sizes, np.array(table.is_state, dtype=bool),
-            self._content, self._newest, table.memory, self.initial_bytes.copy(), self.peak, positions, *self._log,
+            *columns, retired, arrays.sequence, arrays.op_start, arrays.op_tensor, arrays.op_role, arrays.workspace,
+            arrays.step_op, arrays.recomputable, arrays.per_micro_batch, arrays.sizes, arrays.is_state,
+            self._content, self._newest, self._table.memory, self.initial_bytes.copy(), self.peak, positions,
+            *self._log,
         )  # fmt: skip
         return entries, positions
 
     def _ends_right(self) -> bool:
         """STATE where it was, current; nothing else left but inputs in host memory (6.5)."""
-        table = self._table
-        content = self._content
-        for placement in self._placements:
-            instance = placement.tensor * table.micro_batches
-            memories: Sequence[int] = placement.memories
-            if any(content[instance, memory] != self._newest[instance] for memory in memories):
-                return False
-            content[instance, list(memories)] = _ABSENT
-        for tensor in table.inputs:
-            first = tensor * table.micro_batches
-            content[first : first + table.micro_batches, table.host_memory] = _ABSENT
-        return bool((content == _ABSENT).all())
+        instance, memory = self._placed
+        if (self._content[instance, memory] != self._newest[instance]).any():
+            return False
+        self._content[instance, memory] = _ABSENT
+        self._content[self._inputs[0], self._inputs[1]] = _ABSENT
+        return bool((self._content == _ABSENT).all())
 
     def largest(self) -> tuple[tuple[str, int], ...]:
         """The largest (name, bytes) in the device's memory at its fullest position."""
@@ -340,8 +349,8 @@ class _QuickList:
         position, item, size = self._log
         # What the position allocates is there, what is freed behind it still is.
         kept = (position < self.peak_at) | ((position == self.peak_at) & (size > 0))
-        at_start = [i for i, memory in self._start if memory == table.memory]
-        start_bytes = [self._sizes[i // table.micro_batches, table.memory] for i in at_start]
+        own = self._start[1] == table.memory
+        at_start, start_bytes = self._start[0][own], self._start_bytes[own]
         items, inverse = np.unique(np.concatenate((at_start, item[kept])).astype(np.int64), return_inverse=True)
         totals = np.zeros(len(items), dtype=np.int64)
         np.add.at(totals, inverse, np.concatenate((start_bytes, size[kept])).astype(np.int64))

@@ -107,7 +107,7 @@ def _check_rows(static: Static, device: int, rows: np.ndarray, findings: Finding
 def _check_order(static: Static, schedule: Schedule, findings: Findings) -> None:
     for device in range(len(static.devices)):
         try:
-            static.problem.workload.sequence(device, schedule.order)
+            static.sequence(device, schedule.order)
         except (InputError, TypeError) as error:
             findings.add(Rule.MALFORMED, device, START, f"order: {error}")
 

@@ -1,8 +1,9 @@
-"""What the checker looks up again and again: per-device tables of the workload, and readable names."""
+"""What the checker looks up again and again: tables of programs and devices, and readable names."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -28,29 +29,26 @@ class OpTable:
     step_op: bool
 
 
-class DeviceTable:
-    """The program of one device. Instance `k` of tensor `t` has the number `t * K + k`."""
+class ProgramTable:
+    """One program, shared by the devices that run it. Instance `k` of tensor `t` has the number `t * K + k`."""
 
-    def __init__(self, problem: Problem, device: int) -> None:
-        workload = problem.workload
-        program = workload.program(device)
-        spec = problem.machine.devices[device]
-        self.device = device
-        self.program = program
-        self.micro_batches = workload.micro_batches
-        self.memory = spec.memory
-        self.host_memory = spec.host_memory
+    def __init__(self, problem: Problem, program_index: int) -> None:
+        self.program = program = problem.workload.programs[program_index]
+        self.micro_batches = problem.workload.micro_batches
         self.sizes = [tensor.size_bytes for tensor in program.tensors]
         self.per_micro_batch = [int(tensor.lifetime is Lifetime.MICRO_BATCH) for tensor in program.tensors]
         self.is_state = [tensor.lifetime is Lifetime.STATE for tensor in program.tensors]
         self.inputs = frozenset(program.inputs)
-        groups: dict[str, list[int]] = {}
+        self.members: dict[str, list[int]] = {}
         for index, tensor in enumerate(program.tensors):
             if tensor.alias_group:
-                groups.setdefault(tensor.alias_group, []).append(index)
+                self.members.setdefault(tensor.alias_group, []).append(index)
         self.group = [tensor.alias_group for tensor in program.tensors]
-        self.members = groups
-        self.ops = [
+
+    @cached_property
+    def ops(self) -> list[OpTable]:
+        """Only the detailed walk needs them."""
+        return [
             OpTable(
                 self._instances(op.reads),
                 self._instances(op.writes),
@@ -59,11 +57,34 @@ class DeviceTable:
                 op.recomputable,
                 op.step_op,
             )
-            for op in program.ops
+            for op in self.program.ops
         ]
 
     def _instances(self, tensors: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
         return tuple((tensor * self.micro_batches, self.per_micro_batch[tensor]) for tensor in tensors)
+
+
+class DeviceTable:
+    """One device and its program."""
+
+    def __init__(self, problem: Problem, device: int, shared: ProgramTable) -> None:
+        spec = problem.machine.devices[device]
+        self.device = device
+        self.memory = spec.memory
+        self.host_memory = spec.host_memory
+        self.shared = shared
+        self.program = shared.program
+        self.micro_batches = shared.micro_batches
+        self.sizes = shared.sizes
+        self.per_micro_batch = shared.per_micro_batch
+        self.is_state = shared.is_state
+        self.inputs = shared.inputs
+        self.group = shared.group
+        self.members = shared.members
+
+    @property
+    def ops(self) -> list[OpTable]:
+        return self.shared.ops
 
     def instance_count(self, tensor: int) -> int:
         return self.micro_batches if self.per_micro_batch[tensor] else 1
@@ -76,10 +97,22 @@ class Static:
         self.problem = problem
         self.machine = problem.machine
         self.micro_batches = problem.workload.micro_batches
-        self.devices = [DeviceTable(problem, device) for device in range(problem.workload.device_count)]
+        programs = [ProgramTable(problem, index) for index in range(len(problem.workload.programs))]
+        self.devices = [
+            DeviceTable(problem, device, programs[program])
+            for device, program in enumerate(problem.workload.device_program)
+        ]
+        self._sequences: dict[tuple[int, str], list[tuple[int, int]]] = {}
         self.owners: dict[int, list[int]] = {}
         for index, device in enumerate(problem.machine.devices):
             self.owners.setdefault(device.memory, []).append(index)
+
+    def sequence(self, device: int, order: str) -> list[tuple[int, int]]:
+        """`Workload.sequence`, once per program. Raises InputError."""
+        key = (self.problem.workload.device_program[device], order)
+        if key not in self._sequences:
+            self._sequences[key] = self.problem.workload.sequence(device, order)
+        return self._sequences[key]
 
     def is_private(self, memory: int) -> bool:
         """A device memory with one owner, bounded at every position. Others are shared, charged with sums of maxima."""

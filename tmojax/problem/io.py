@@ -61,13 +61,12 @@ def check_size(workload: Workload) -> None:
     """Raises InputError for what makes validation run for ever or byte sums overflow: huge K, huge sizes, segments out
     of range."""
     devices = Counter(workload.device_program)
-    members = sum(len(collective.devices) for collective in workload.collectives)
-    accesses, size_bytes = 0, 0
+    accesses, size_bytes = sum(len(collective.devices) for collective in workload.collectives), 0
     for index, program in enumerate(workload.programs):
         count = len(program.ops)
         per_op = [1 + len(op.reads) + len(op.writes) + len(op.updates) for op in program.ops]
         longest = max(per_op, default=1)
-        per_device = sum(per_op) * max(workload.micro_batches, 1) + count * members
+        per_device = sum(per_op) * max(workload.micro_batches, 1)
         for name, segments in program.orders.items():
             for number, segment in enumerate(segments):
                 if not 0 <= segment.first_op <= segment.end_op <= count:

@@ -241,6 +241,7 @@ def validate_workload(workload: Workload) -> None:
     names = [collective.name for collective in workload.collectives]
     if len(set(names)) != len(names):
         raise InputError(f"collectives: names must be unique, got {names}")
+    entered = [{op.collective for op in program.ops} for program in workload.programs]
     for collective in workload.collectives:
         if collective.size_bytes < 0:
             raise InputError(f"collective {collective.name!r}: size_bytes {collective.size_bytes} is negative")
@@ -251,7 +252,7 @@ def validate_workload(workload: Workload) -> None:
         for device in collective.devices:
             if not 0 <= device < workload.device_count:
                 raise InputError(f"collective {collective.name!r}: device {device} is not in the workload")
-            if not any(op.collective == collective.name for op in workload.program(device).ops):
+            if collective.name not in entered[workload.device_program[device]]:
                 raise InputError(f"collective {collective.name!r}: device {device} has no op that enters it")
     for program in workload.programs:
         _validate_program(program, set(names))
