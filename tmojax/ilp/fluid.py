@@ -19,6 +19,7 @@ import numpy as np
 
 from tmojax.bounds.highs import INFINITY, Answer, LinearModel
 from tmojax.ilp.solver import SolverSettings, solve_figures, solve_milp
+from tmojax.ilp.steps import small_candidates, state_groups, weighted_steps, worst_bytes
 from tmojax.problem.step_view import StepView
 from tmojax.relax.decisions import Choice, DeviceDecision
 
@@ -120,12 +121,10 @@ class _Fluid:
         self.unit_s = max(float(view.slot_s.sum()), 1e-12) / 100
         self.size = view.size_bytes / self.unit_bytes
         count = len(view.tensor)
-        self.fixed = self._small(capacity_bytes, small_share)
-        self.first = self._fluid_steps(capacity_bytes, max_steps)
-        self.end = np.append(self.first[1:], len(view.slot_s))
-        # Whole steps in which a candidate is idle: begin .. stop - 1; it is wanted in step `stop`.
-        self.begin = np.searchsorted(self.first, view.idle_from + 1, side="left")
-        self.stop = np.searchsorted(self.end, view.idle_to, side="right")
+        self.fixed = small_candidates(view, capacity_bytes, small_share)
+        self.steps = weighted_steps(view, capacity_bytes, max_steps)
+        self.first, self.end = self.steps.first, self.steps.end
+        self.begin, self.stop = self.steps.whole(view.idle_from, view.idle_to)
         moves = view.may_offload & allow_offload & ~self.fixed & (self.begin < self.stop)
         reruns = view.may_recompute & allow_recompute & ~self.fixed
         useful = view.needed | allow_recompute
@@ -133,7 +132,10 @@ class _Fluid:
         for columns, where in ((self.keep, useful & ~self.fixed), (self.move, moves & useful), (self.rerun, reruns)):
             columns[where] = self.model.add_columns(int(where.sum()), integer=True)
         self.longest = self._longest(rates)
-        self.group, self.group_size = self._state_groups(allow_offload)
+        self.group, group_bytes = state_groups(view)
+        if not allow_offload:
+            self.group, group_bytes = np.full(len(view.state_tensor), -1), np.zeros(0)
+        self.group_size = group_bytes / self.unit_bytes
         self.leaves = self.model.add_columns(len(self.group_size), integer=True)
         self._add_choices()
         self.done = self._add_recompute_time()
@@ -150,43 +152,6 @@ class _Fluid:
         copies_s = 4.0 * float(view.size_bytes.sum() + view.state_bytes.sum()) / slowest
         compute_s = 2.0 * float(view.slot_s.sum() + view.recompute_s.sum() + view.step_s.sum())
         return 100.0 * (compute_s + copies_s) / self.unit_s
-
-    def _small(self, capacity_bytes: int, small_share: float) -> np.ndarray:
-        size = self.view.size_bytes
-        order = np.argsort(size, kind="stable")
-        order = order[self.view.needed[order] & (size[order] <= small_share * capacity_bytes)]
-        fixed = np.zeros(len(size), bool)
-        fixed[order[np.cumsum(size[order]) <= 0.01 * capacity_bytes]] = True
-        return fixed
-
-    def _fluid_steps(self, capacity_bytes: int, max_steps: int) -> np.ndarray:
-        """First slots of the fluid steps: every slot on its own where there are few, else of about equal weight.
-
-        Time and need above the capacity weigh half each: fine steps where memory is short, coarse ones where it is not.
-        """
-        view = self.view
-        slots = len(view.slot_s)
-        if slots <= max_steps:
-            return np.arange(slots)
-        over = np.maximum(view.keep_bytes - capacity_bytes, 0).astype(float) > 0
-        weight = view.slot_s / max(view.slot_s.sum(), 1e-30) + over / max(over.sum(), 1)
-        position = np.concatenate([[0.0], np.cumsum(weight)])[:-1] / weight.sum()
-        step = np.minimum((position * max_steps).astype(int), max_steps - 1)
-        return np.unique(np.concatenate([[0], np.flatnonzero(np.diff(step)) + 1]))
-
-    def _state_groups(self, allow_offload: bool, most: int = 24) -> tuple[np.ndarray, np.ndarray]:
-        """(group [S], bytes per group): resting state in order, in groups of about equal bytes."""
-        view = self.view
-        group = np.full(len(view.state_tensor), -1)
-        resting = np.flatnonzero(view.state_resting & allow_offload)
-        if not len(resting):
-            return group, np.zeros(0)
-        size = view.state_bytes[resting].astype(float)
-        middle = np.cumsum(size) - size / 2
-        number = np.minimum((middle / max(size.sum(), 1.0) * most).astype(int), most - 1)
-        _, number = np.unique(number, return_inverse=True)
-        group[resting] = number
-        return group, np.bincount(number, weights=size) / self.unit_bytes
 
     def _terms(self, index: int | np.integer, value: float = 1.0, kinds: str = "kmr") -> list[tuple[int, float]]:
         by_kind = {"k": self.keep, "m": self.move, "r": self.rerun}
@@ -291,19 +256,8 @@ class _Fluid:
     def _add_memory(self, capacity_bytes: int, out: np.ndarray, into: np.ndarray, stay: np.ndarray) -> None:
         """Worst slot of a step + candidates that stay - what is out and not back. Partly idle candidates count as
         present."""
-        view, model, size, begin, stop, end = self.view, self.model, self.size, self.begin, self.stop, self.end
-        partly = np.zeros(len(view.slot_s) + 1)  # base_bytes has every needed candidate away while idle
-        for i in np.flatnonzero(view.needed):
-            spans = [(view.idle_from[i] + 1, view.idle_to[i])]
-            if stop[i] > begin[i] and not self.fixed[i]:
-                inside = (int(self.first[begin[i]]), int(end[stop[i] - 1]))
-                spans = [(spans[0][0], inside[0]), (inside[1], spans[0][1])]
-            for low, high in spans:
-                if high > low:
-                    partly[low] += size[i]
-                    partly[high] -= size[i]
-        profile = view.base_bytes / self.unit_bytes + np.cumsum(partly)[:-1]
-        worst = np.array([profile[a:b].max() for a, b in zip(self.first, end, strict=True)])
+        model, size, begin, stop, end = self.model, self.size, self.begin, self.stop, self.end
+        worst = worst_bytes(self.view, self.steps, begin, np.where(self.fixed, begin, stop)) / self.unit_bytes
         early: list[list[tuple[int, float]]] = [[] for _ in self.first]
         for column, i, low, high in self._early():
             for j in range(
@@ -322,7 +276,7 @@ class _Fluid:
 
     def _add_time(self, rates: PathRates, out: np.ndarray, into: np.ndarray) -> None:
         view, model = self.view, self.model
-        length = np.array([view.slot_s[a:b].sum() for a, b in zip(self.first, self.end, strict=True)]) / self.unit_s
+        length = self.steps.seconds(view.slot_s) / self.unit_s
         stall = model.add_columns(len(length), 0.0, self.longest)
         flows = (
             (rates.out_bytes_per_s, (out,)),

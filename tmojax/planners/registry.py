@@ -7,6 +7,7 @@ from tmojax.planners.fluid import BudgetMilp, LockstepMilp, Oblivious
 from tmojax.planners.gradient import Gradient, LocalSearch
 from tmojax.planners.ratio import RatioSweep
 from tmojax.planners.simple import KeepAll, OffloadAll, RecomputeAll, SqrtCheckpointing
+from tmojax.planners.tmo import TmoMilp
 
 PLANNERS: dict[str, type[Planner]] = {
     "keep-all": KeepAll,
@@ -17,6 +18,7 @@ PLANNERS: dict[str, type[Planner]] = {
     "oblivious": Oblivious,
     "lockstep-milp": LockstepMilp,
     "budget-milp": BudgetMilp,
+    "tmo-milp": TmoMilp,
     "local-search": LocalSearch,
     "gradient": Gradient,
 }

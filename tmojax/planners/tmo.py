@@ -1,0 +1,147 @@
+"""The TMO-type MILP as a planner: its selection, and its order of transfers on the shared links."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tmojax.errors import InputError
+from tmojax.ilp.tmo import TmoSolution, solve_tmo
+from tmojax.ilp.tmo_device import DeviceTimes
+from tmojax.planners.base import PlanResult, Status, Stopwatch, does_not_fit
+from tmojax.planners.ilp import IlpPlanner
+from tmojax.planners.repair import repair
+from tmojax.planners.sweep import sweep
+from tmojax.planners.workbench import Candidate, Workbench
+from tmojax.problem import Action, Kind, LinkPolicy, LinkPolicyKind, Problem
+from tmojax.relax.coordinate import assemble, shared_links, together
+from tmojax.relax.decisions import DeviceDecision
+from tmojax.relax.decode import DeviceList, DoesNotFit
+from tmojax.simulate import simulate
+
+
+@dataclass(frozen=True)
+class TmoMilp(IlpPlanner):
+    """Different tensors leave on different GPUs, in a decided order on the shared channel (Lin et al., HPCA 2023).
+
+    The model is `tmojax.ilp.tmo`; a quarter of `time_limit_s` comes on top for the choice of what leaves. groups: of
+    tensors that leave together, at most, on each GPU. disjoint: as few GPUs as memory allows move the same tensor. The
+    order of the model is compared with the other link policies and staggers for its selection; the fastest is the plan.
+    """
+
+    name: str = "tmo-milp"
+    groups: int = 12
+    disjoint: bool = True
+
+    without_solution = "its model of all GPUs has no solution in this memory with what its groups of tensors can free"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.groups <= 1000:
+            raise InputError(f"groups: {self.groups} must be between 1 and 1000")
+
+    def plan(self, problem: Problem, *, seed: int = 0, seeds: tuple[PlanResult, ...] = ()) -> PlanResult:
+        watch = Stopwatch()
+        if Action.OFFLOAD not in problem.actions:
+            message = "needs action 'offload', which the problem does not allow"
+            return PlanResult(self.name, Status.NOT_FOUND, message=message, plan_s=watch.read_s())
+        bench = Workbench(problem)
+        views = [bench.view(device) for device in range(bench.device_count)]
+        found = solve_tmo(
+            problem, views, self.solver_settings, lambda decisions: _rehearse(bench, decisions),
+            most_groups=self.groups, disjoint=self.disjoint,
+        )  # fmt: skip
+        details: dict[str, Any] = {"solves": [found.figures]}
+        if found.decisions is None:
+            return self.no_solution(details, watch)
+        fitted = []
+        for device, decision in enumerate(found.decisions):
+            whole = repair(bench, device, decision)
+            if isinstance(whole, DoesNotFit):
+                return does_not_fit(self.name, problem, whole, watch)
+            fitted.append(whole)
+        best = sweep(bench, tuple(fitted))
+        if isinstance(best, DoesNotFit):
+            return does_not_fit(self.name, problem, best, watch)
+        ordered = in_model_order(bench, tuple(fitted), found)
+        if ordered.step_s < best.step_s:
+            best = ordered
+        details["repaired"] = not all(a.same_as(b) for a, b in zip(fitted, found.decisions, strict=True))
+        details["model_order_step_s"] = ordered.step_s if ordered.step_s < float("inf") else None
+        details["link_order"] = "of the model" if best is ordered else best.coordination.policy.value
+        return self.planned(best, details, watch)
+
+
+def _rehearse(bench: Workbench, decisions: tuple[DeviceDecision, ...]) -> list[DeviceTimes] | None:
+    """Times of the first micro-batch under the best policy and stagger; None where the decisions do not fit."""
+    best = sweep(bench, decisions)
+    if isinstance(best, DoesNotFit):
+        return None
+    times = []
+    simulation = simulate(bench.problem, best.schedule)
+    for device, rows in enumerate(best.schedule.lists):
+        begin_s, crossing_s, end_s = (
+            values[device] for values in (simulation.start_s, simulation.transfer_start_s, simulation.end_s)
+        )
+        copies: dict[Kind, dict[int, tuple[float, float]]] = {Kind.OFFLOAD: {}, Kind.PREFETCH: {}}
+        slots: dict[int, tuple[float, float]] = {}
+        for index in np.flatnonzero(rows["micro_batch"] == 0):
+            kind = Kind(int(rows["kind"][index]))
+            if kind in copies:
+                copies[kind][int(rows["tensor"][index])] = float(crossing_s[index]), float(end_s[index])
+            elif kind is Kind.COMPUTE:
+                slots.setdefault(int(rows["op"][index]), (float(begin_s[index]), float(end_s[index])))
+        spans = np.array([slots[int(op)] for op in bench.view(device).slot_op])
+        times.append(DeviceTimes(copies[Kind.OFFLOAD], copies[Kind.PREFETCH], spans[:, 0], spans[:, 1]))
+    return times
+
+
+def in_model_order(bench: Workbench, decisions: tuple[DeviceDecision, ...], found: TmoSolution) -> Candidate:
+    """The schedule of `decisions` (which fit) with the transfers on every shared link in the order of the model.
+
+    Its time is infinite where a list does not allow that order.
+    """
+    problem = bench.problem
+    lists = bench.lists(decisions)
+    assert not isinstance(lists, DoesNotFit)
+    coordination = together(problem, LinkPolicyKind.ORDER)
+    schedule = assemble(problem, lists, together(problem))
+    policies = tuple(
+        LinkPolicy(LinkPolicyKind.ORDER, bench.slots(), (), _sequence(problem, link, lists, found))
+        if link in shared_links(problem.machine) else LinkPolicy()
+        for link in range(len(problem.machine.links))
+    )  # fmt: skip
+    schedule = replace(schedule, link_policies=policies)
+    bench.simulations += 1
+    return Candidate(decisions, coordination, schedule, simulate(problem, schedule).step_s)
+
+
+def _sequence(problem: Problem, link: int, lists: list[DeviceList], found: TmoSolution) -> tuple[tuple[int, int], ...]:
+    """(device, instruction) of every transfer over a link, by the model's start times; what the model does not know
+    (inputs, the update's transfers) as soon as its list allows. In a copy engine the order is that of its list."""
+    machine, count = problem.machine, problem.workload.micro_batches
+    places: list[tuple[float, int, int]] = []
+    for device, item in enumerate(lists):
+        spec, rows = machine.devices[device], item.rows
+        routes = {
+            Kind.OFFLOAD: machine.route(spec.memory, spec.host_memory),
+            Kind.PREFETCH: machine.route(spec.host_memory, spec.memory),
+        }
+        # The runs of a micro-batch that have been issued where a transfer stands: no later than they begin.
+        latest = {Kind.OFFLOAD: 0.0, Kind.PREFETCH: 0.0}
+        batch = 0
+        for index in np.flatnonzero(np.isin(rows["kind"], [Kind.COMPUTE, Kind.OFFLOAD, Kind.PREFETCH])):
+            kind = Kind(int(rows["kind"][index]))
+            if kind is Kind.COMPUTE:
+                step_op = problem.workload.program(device).ops[int(rows["op"][index])].step_op
+                batch = count if step_op else int(rows["micro_batch"][index])
+                continue
+            tensor, instance = int(rows["tensor"][index]), int(rows["micro_batch"][index])
+            start_s = (found.out_s if kind is Kind.OFFLOAD else found.into_s)[device].get(tensor)
+            wanted_s = batch * found.period_s if start_s is None else instance * found.period_s + start_s
+            latest[kind] = max(latest[kind], wanted_s)
+            if link in routes[kind].links:
+                places.append((latest[kind], device, int(index)))
+    return tuple((device, index) for _, device, index in sorted(places))
