@@ -50,7 +50,7 @@ def choose_moments(gaps: Gaps, capacity_bytes: int, tight: int, exact: int = 4, 
     """At most `tight` slots at which memory overflows (the worst of each stretch), `exact` of them, and `timing`
     others. Long tight slots are looked at when they end as well."""
     slots = len(gaps.slot_op)
-    need = gaps.touched_bytes + gaps.idle_bytes() + int(gaps.resting_bytes.sum()) + gaps.fixed_resting_bytes
+    need = gaps.needed_bytes()
     over = np.flatnonzero(need > capacity_bytes)
     over = over[over >= gaps.first_allocation]
 
@@ -134,43 +134,55 @@ def add_block(
     pays = pick & (gaps.host == Host.COPY_OUT)
 
     def running(
-        columns: np.ndarray, index: np.ndarray, where: np.ndarray, choice: np.ndarray, ending: np.ndarray | None = None
+        columns: np.ndarray, index: np.ndarray, where: np.ndarray, choice: np.ndarray, ending: np.ndarray | None = None,
+        plus: tuple[tuple[int, int, float], ...] = (),
     ) -> None:  # fmt: skip
-        """columns[j] = sum of size * choice over gaps with index <= j (and, with `ending`, j < ending)."""
+        """columns[j] = sum of size * choice over gaps with index <= j (and, with `ending`, j < ending), and of size *
+        factor * column over the entries (gap, column, factor) of `plus`."""
         rows = np.flatnonzero(where)
         for j in range(len(columns)):
-            plus = rows[index[rows] == j]
-            terms = [(columns[j], -1.0), (choice[plus], size[plus])]
+            new = rows[index[rows] == j]
+            terms = [(columns[j], -1.0), (choice[new], size[new])]
+            terms += [(column, factor * size[gap]) for gap, column, factor in plus if index[gap] == j]
             if j:
                 terms.append((columns[j - 1], 1.0))
             if ending is not None:
-                minus = rows[(ending[rows] == j) & (index[rows] < j)]
-                terms.append((choice[minus], -size[minus]))
+                over = rows[(ending[rows] == j) & (index[rows] < j)]
+                terms.append((choice[over], -size[over]))
             model.add_row(0.0, 0.0, *terms)
 
     inside = last > first
-    running(could_out, available, pays, moved)
-    running(free, first, pick & ~pays, moved)
+    outgoing, extra_free = _copies_out(model, gaps, pays, moved)
+    running(could_out, available, outgoing >= 0, outgoing)
+    running(free, first, pick & ~pays, moved, plus=extra_free)
     running(must_in, np.minimum(last, count), pick & ~tail, moved)
     running(away_moved, first, pick & gaps.lives & inside, moved, ending=last)
     running(away_again, first, rerun & gaps.lives & inside, again, ending=last)
     for j in range(count + 1):
+        if j:
+            model.add_row(0.0, INFINITY, (out[j], 1.0), (out[j - 1], -1.0))
+            model.add_row(0.0, INFINITY, (into[j], 1.0), (into[j - 1], -1.0))
         model.add_row(-INFINITY, 0.0, (out[j], 1.0), (could_out[j], -1.0))
         model.add_row(0.0, INFINITY, (into[j], 1.0), (must_in[j], -1.0))
         model.add_row(0.0, INFINITY, (out[j], 1.0), (free[j], 1.0), (into[j], -1.0))
     for total_columns, by in ((out, could_out), (into, must_in)):
         model.add_row(0.0, 0.0, (total_columns[count], 1.0), (by[count], -1.0))
 
-    overflow = (gaps.touched_bytes + gaps.idle_bytes() + int(gaps.resting_bytes.sum()) + gaps.fixed_resting_bytes
-                - device.capacity_bytes)[moments.slots] / unit.size_bytes  # fmt: skip
+    overflow_bytes = gaps.needed_bytes() - device.capacity_bytes
+    overflow = overflow_bytes[moments.slots] / unit.size_bytes
     at_rest = (resting, gaps.resting_bytes / unit.size_bytes)
+    whole = np.zeros(count)
     for j in np.flatnonzero(moments.tight & (overflow > 0)):
         left = ((away_again[j], 1.0), at_rest)
         model.add_row(overflow[j], INFINITY, (away_moved[j], 1.0), *left)
         model.add_row(overflow[j], INFINITY, (out[j], 1.0), (free[j], 1.0), (into[j], -1.0), *left)
+        around = (first <= j) & (j < last)
+        whole[j] = _whole_tensors(gaps, around & gaps.lives, int(overflow_bytes[moments.slots[j]])) / unit.size_bytes
         if moments.exact[j]:
-            around, crossed = (first <= j) & (j < last), (out[j], free[j], into[j])
+            crossed = (out[j], free[j], into[j])
             _add_exact(model, gaps, int(moments.slots[j]), around, size, moved, again, overflow[j], at_rest, crossed)
+
+    out, into = _add_whole(model, np.where(whole > overflow, whole, 0.0), out, into, total)
 
     # What is recomputed was away at a moment at which memory is demanded: the run comes after the first of these.
     demanded = [np.append(np.flatnonzero(where), count) for where in (moments.tight, moments.exact)]
@@ -179,6 +191,61 @@ def add_block(
     extra = _recompute_time(model, gaps, unit, begin, np.minimum(last, count), again, count)
     end_time = _add_time(model, gaps, device, unit, moments, out, into, extra, longest)
     return Block(out, into, end_time, moved)
+
+
+def _whole_tensors(gaps: Gaps, around: np.ndarray, overflow_bytes: int) -> int:
+    """Bytes of the whole tensors that have crossed out where `overflow_bytes` must be away, `around` [I] being the gaps
+    that there are; 0 where a part of a tensor may be away although not all of it has crossed out in this
+    micro-batch."""
+    whole = (gaps.host == Host.COPY_OUT) & (gaps.producer < 0)
+    if len(gaps.resting_bytes) or not around.any() or not whole[around].all():
+        return 0
+    common = int(np.gcd.reduce(gaps.size_bytes[around]))
+    return -(-overflow_bytes // common) * common if common else 0
+
+
+def _add_whole(model, whole: np.ndarray, out: np.ndarray, into: np.ndarray, total: float):
+    """Columns like `out` and `into` that include the bytes which cross because their tensor moves as a whole, although
+    they are themselves never away; whole [J]: what has crossed out by each moment at least."""
+    if not whole.any():
+        return out, into
+    count = len(out) - 1
+    more_out, more_in, all_out, all_in = (model.add_columns(count + 1, 0.0, 2 * total) for _ in range(4))
+    for j in range(count + 1):
+        for all_bytes, more, part in ((all_out, more_out, out), (all_in, more_in, into)):
+            model.add_row(0.0, 0.0, (all_bytes[j], 1.0), (more[j], -1.0), (part[j], -1.0))
+            if j:
+                model.add_row(0.0, INFINITY, (more[j], 1.0), (more[j - 1], -1.0))
+        model.add_row(0.0, INFINITY, (more_out[j], 1.0), (more_in[j], -1.0))
+    model.add_row(0.0, 0.0, (more_out[count], 1.0), (more_in[count], -1.0))
+    for j in np.flatnonzero(whole):
+        model.add_row(whole[j], INFINITY, (all_out[j], 1.0))
+    return all_out, all_in
+
+
+def _copies_out(model, gaps, pays, moved) -> tuple[np.ndarray, tuple[tuple[int, int, float], ...]]:
+    """(outgoing [I], again, back): one copy out serves all gaps of one version of a tensor.
+
+    outgoing[i]: column of the share of the version that crosses out, at the first gap of each version (else -1).
+    again: entries (gap, column, factor) of what comes in again, from the start of the gap on, without another copy out.
+    """
+    outgoing = np.full(len(moved), -1)
+    again: list[tuple[int, int, float]] = []
+    versions: dict[tuple[int, int], list[int]] = {}
+    for i in np.flatnonzero(pays):
+        versions.setdefault((int(gaps.tensor[i]), int(gaps.made[i])), []).append(int(i))
+
+    for members in versions.values():
+        members.sort(key=lambda i: gaps.start[i])
+        left = int(moved[members[0]])  # share that has left in some gap up to this one
+        for i in members[1:]:
+            more = int(model.add_columns(1)[0])
+            model.add_row(0.0, INFINITY, (more, 1.0), (left, -1.0))
+            model.add_row(0.0, INFINITY, (more, 1.0), (moved[i], -1.0))
+            again += [(i, int(moved[i]), 1.0), (i, more, -1.0), (i, left, 1.0)]
+            left = more
+        outgoing[members[0]] = left
+    return outgoing, tuple(again)
 
 
 def _add_exact(model, gaps, slot, around, size, moved, again, overflow, at_rest, crossed) -> None:

@@ -20,8 +20,8 @@ from tmojax.problem import Action, Lifetime, Problem
 class Host(IntEnum):
     """What brings the content of a gap to the host."""
 
-    COPY_OUT = 0  # one copy out between its last change and its first absence, inside the micro-batch
-    SHARED = 1  # the copy out that another gap of the same version pays for, or a host copy that exists anyway
+    COPY_OUT = 0  # one copy out of the version, between its last change and its first absence, inside the micro-batch
+    SHARED = 1  # a host copy that exists anyway
     PER_STEP = 2  # at least one copy out per step, at any time
     PER_MICRO_BATCH = 3  # at least one copy out per micro-batch, at any time
 
@@ -70,6 +70,10 @@ class Gaps:
         np.add.at(change, self.start[self.lives] + 1, self.size_bytes[self.lives])
         np.add.at(change, self.end[self.lives], -self.size_bytes[self.lives])
         return np.cumsum(change)[:-1]
+
+    def needed_bytes(self) -> np.ndarray:
+        """[Q]: bytes that each slot would find in memory if nothing left."""
+        return self.touched_bytes + self.idle_bytes() + int(self.resting_bytes.sum()) + self.fixed_resting_bytes
 
 
 @dataclass
@@ -189,20 +193,12 @@ def find_gaps(problem: Problem, device: int) -> Gaps:
 
 
 def _inner_gaps(rows: _Rows, tensor: int, touches: list[int], changes: list[int], dirty_in_step: bool) -> None:
-    """Gaps between two touches in one micro-batch. Of the gaps of one version, the longest pays for the copy out."""
-    versions: dict[int, list[tuple[int, int]]] = {}
+    """Gaps between two touches in one micro-batch."""
     for begin, end in pairwise(touches):
         if end - begin > 1:
             version = max((slot for slot in changes if slot <= begin), default=-1)
-            versions.setdefault(version, []).append((begin, end))
-    for version, gaps in versions.items():
-        longest = max(gaps, key=lambda gap: gap[1] - gap[0])
-        for gap in gaps:
-            if version == -1:
-                host = Host.PER_STEP if dirty_in_step and not changes else Host.SHARED
-            else:
-                host = Host.COPY_OUT if gap == longest else Host.SHARED
-            rows.add(tensor, gap[0], gap[1], version, host)
+            host = Host.PER_STEP if dirty_in_step and not changes else Host.SHARED
+            rows.add(tensor, begin, end, version, host if version == -1 else Host.COPY_OUT)
 
 
 def _dead_gaps(rows, program, touches, changes, slot_op, producer_slot, can_rerun, has_host_copy, inputs) -> None:
@@ -228,18 +224,10 @@ def _dead_gaps(rows, program, touches, changes, slot_op, producer_slot, can_reru
             if touches[source][-1] < end - 1 and wanted_until.get(source, -1) < end:
                 wanted_until[source] = end
                 pending.append((source, end))
-    paying = {(t, made): i for i, (t, made, host) in enumerate(zip(rows.tensor, rows.made, rows.host, strict=True))
-              if host is Host.COPY_OUT}  # fmt: skip
     for tensor, end in sorted(wanted_until.items()):
         start = touches[tensor][-1]
         made = max((slot for slot in changes[tensor] if slot <= start), default=-1)
-        other = paying.get((tensor, made))
-        pays = made >= 0
-        if pays and other is not None:
-            pays = end - start > rows.end[other] - rows.start[other]
-            if pays:
-                rows.host[other] = Host.SHARED
-        rows.add(tensor, start, end, made, Host.COPY_OUT if pays else Host.SHARED, lives=False)
+        rows.add(tensor, start, end, made, Host.COPY_OUT if made >= 0 else Host.SHARED, lives=False)
 
 
 def _first_allocation(program, slot_op: list[int]) -> int:

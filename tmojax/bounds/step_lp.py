@@ -282,8 +282,9 @@ class StepLp:
         if leaves and (pays := usable & (gaps.host == Host.COPY_OUT)).any():
             first = min(first, float(ends[gaps.made[pays]].min()))
         if enters and (inner := usable & (gaps.end < len(gaps.slot_op))).any():
-            start = gaps.start[inner]
-            first = min(first, float(np.where(start >= 0, ends[start], 0.0).min()))
+            # What moves as a whole may be back before its gap begins, but not before it was made.
+            since = np.where(gaps.host[inner] == Host.COPY_OUT, gaps.made[inner], gaps.start[inner])
+            first = min(first, float(np.where(since >= 0, ends[since], 0.0).min()))
         return np.maximum(np.array([first, *self._starts(member, 0), ends[-1]]), first)
 
     @staticmethod
