@@ -23,8 +23,9 @@ from typing import Any
 import numpy as np
 
 from tmojax.bounds.highs import INFINITY, Answer, LinearModel
+from tmojax.ilp.devices import DeviceTimes, ModelDevice, add_update, model_device
 from tmojax.ilp.solver import SolverSettings, solve_figures, solve_milp
-from tmojax.ilp.tmo_device import DeviceTimes, TmoDevice, tmo_device
+from tmojax.ilp.steps import small_candidates
 from tmojax.problem import Problem
 from tmojax.problem.step_view import StepView
 from tmojax.relax.decisions import DeviceDecision
@@ -61,7 +62,11 @@ def solve_tmo(
     it can be). small_share: candidates below this share of the capacity stay, at most 1 % of it.
     """
     begin = time.perf_counter()
-    gpus = [tmo_device(problem, device, view, views, most_groups, small_share) for device, view in enumerate(views)]
+    gpus = []
+    for device, view in enumerate(views):
+        small = small_candidates(view, problem.capacity_bytes(device), small_share)
+        allowed = view.needed & view.may_offload & ~small
+        gpus.append(model_device(problem, device, views, allowed, most_groups))
     chosen, sharing, first = _choose(gpus, settings, disjoint)
     if chosen is None:
         figures = solve_figures(first, settings, unit_s=1.0, build_s=time.perf_counter() - begin - first.solve_s)
@@ -77,18 +82,18 @@ def solve_tmo(
         return TmoSolution(None, (), (), float("inf"), sharing, answer, figures)
     decisions, out_s, into_s = [], [], []
     for gpu in gpus:
-        leaves = np.flatnonzero(answer.values[gpu.columns["leaves"]] > 0.5)
+        leaves = answer.values[gpu.columns["leaves"]] > 0.5
         decisions.append(gpu.decision(leaves, answer.values[gpu.columns["rests"]] > 0.5))
         for target, column in ((out_s, "out"), (into_s, "into")):
             target.append({
                 int(tensor): float(answer.values[gpu.columns[column][group]]) * built.unit_s
-                for group in leaves for tensor in gpu.view.tensor[gpu.groups.members[group]]
+                for group in np.flatnonzero(leaves) for tensor in gpu.view.tensor[gpu.groups.members[group]]
             })  # fmt: skip
     period_s = float(answer.values[built.period]) * built.unit_s
     return TmoSolution(tuple(decisions), tuple(out_s), tuple(into_s), period_s, sharing, answer, figures)
 
 
-def _sizes(gpus: list[TmoDevice], sharing: int, pairs: int) -> dict[str, Any]:
+def _sizes(gpus: list[ModelDevice], sharing: int, pairs: int) -> dict[str, Any]:
     return {
         "groups": max(len(gpu.groups.members) for gpu in gpus),
         "most_tensors_in_a_group": max((len(m) for gpu in gpus for m in gpu.groups.members), default=0),
@@ -98,7 +103,7 @@ def _sizes(gpus: list[TmoDevice], sharing: int, pairs: int) -> dict[str, Any]:
 
 
 def _choose(
-    gpus: list[TmoDevice], settings: SolverSettings, disjoint: bool
+    gpus: list[ModelDevice], settings: SolverSettings, disjoint: bool
 ) -> tuple[list[tuple[np.ndarray, np.ndarray]] | None, int, Answer]:
     """(leaving groups and resting state of every device, GPUs that may move one tensor, answer): memory alone, with the
     least sharing and then the fewest bytes. None: nothing fits, or none was found in time."""
@@ -127,7 +132,7 @@ def _choose(
     return [(values[leaves], values[rests]) for leaves, rests in columns], least, answer
 
 
-def _equal(gpus: list[TmoDevice]) -> list[list[int]]:
+def _equal(gpus: list[ModelDevice]) -> list[list[int]]:
     """Devices that share one view, by their first."""
     return [[g.device for g in gpus if g.first_equal == first] for first in sorted({g.first_equal for g in gpus})]
 
@@ -136,7 +141,7 @@ class _Tmo:
     """The model. Transfers are (device, 0 out or 1 in, group); pairs: of two transfers, the columns first before second
     and second before first."""
 
-    def __init__(self, problem: Problem, gpus: list[TmoDevice], sharing: int) -> None:
+    def __init__(self, problem: Problem, gpus: list[ModelDevice], sharing: int) -> None:
         self.problem, self.gpus, self.model = problem, gpus, LinearModel()
         self.unit_s = max(*(float(gpu.seconds.sum()) for gpu in gpus), 1e-12) / 100
         # Longer than everything one after the other.
@@ -152,9 +157,9 @@ class _Tmo:
         self.pairs: dict[tuple, tuple[int, int]] = {}
         self._add_order(sharing)
         self._add_channel_cuts()
-        self._add_update()
+        add_update(self.model, gpus, problem, self.unit_s)
 
-    def _add_device(self, gpu: TmoDevice) -> None:
+    def _add_device(self, gpu: ModelDevice) -> None:
         model, count, longest = self.model, len(gpu.groups.members), self.longest
         leaves = model.add_columns(count, integer=True)
         rests = model.add_columns(len(gpu.state_bytes), integer=True)
@@ -209,7 +214,7 @@ class _Tmo:
                     0.0, INFINITY, (column[after], 1.0), (column[before], -1.0), (leaves[before], -duration[before])
                 )
 
-    def _conflict(self, first: tuple[TmoDevice, int], second: tuple[TmoDevice, int]) -> bool:
+    def _conflict(self, first: tuple[ModelDevice, int], second: tuple[ModelDevice, int]) -> bool:
         """Whether two copies share a link that is narrower than what both want together."""
         links = self.problem.machine.links
         routes = [(gpu.out_route, gpu.into_route)[way] for gpu, way in (first, second)]
@@ -268,31 +273,6 @@ class _Tmo:
                     if terms and outside_s < np.inf:
                         self.model.add_row(outside_s / self.unit_s, INFINITY, (self.period, 1.0), *terms)
 
-    def _add_update(self) -> None:
-        """Resting state that left comes in for the update section and leaves after it, over the same links."""
-        machine = self.problem.machine
-        least = max(float(gpu.view.step_s.sum()) for gpu in self.gpus) / self.unit_s
-        rates = {link: spec.bandwidth_bytes_per_s for link, spec in enumerate(machine.links)}
-        moved = {
-            link: [
-                (gpu, times) for gpu in self.gpus
-                if (times := (link in gpu.out_route.links) + (link in gpu.into_route.links)) and len(gpu.state_bytes)
-            ]
-            for link in rates
-        }  # fmt: skip
-        longest = least + sum(
-            float(gpu.state_bytes.sum()) * times / rates[link] / self.unit_s
-            for link, us in moved.items()
-            for gpu, times in us
-        )
-        update = int(self.model.add_columns(1, least, longest, cost=1.0)[0])
-        for link, users in moved.items():
-            terms = [
-                (gpu.columns["rests"], -times * gpu.state_bytes / rates[link] / self.unit_s) for gpu, times in users
-            ]
-            if terms:
-                self.model.add_row(0.0, INFINITY, (update, 1.0), *terms)
-
     def start(self, chosen: list[tuple[np.ndarray, np.ndarray]], times: list[DeviceTimes] | None) -> np.ndarray:
         """Values [columns] of the chosen groups: away and in order as in `times`; without, away as long as they can be
         and in the order in which they are written and wanted. Times are left to the solver."""
@@ -321,7 +301,7 @@ class _Tmo:
             values[forth], values[back] = before, both and not before
         return values
 
-    def _as_simulated(self, gpu: TmoDevice, times: DeviceTimes, leaves, begin, stop, order) -> np.ndarray:
+    def _as_simulated(self, gpu: ModelDevice, times: DeviceTimes, leaves, begin, stop, order) -> np.ndarray:
         """Groups that really move; fills `begin`, `stop` and `order` with what was simulated."""
         moving = leaves.copy()
         step_begin_s = times.slot_begin_s[gpu.steps.first] + 1e-9

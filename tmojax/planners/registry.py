@@ -7,6 +7,7 @@ from tmojax.planners.fluid import BudgetMilp, LockstepMilp, Oblivious
 from tmojax.planners.gradient import Gradient, LocalSearch
 from tmojax.planners.ratio import RatioSweep
 from tmojax.planners.simple import KeepAll, OffloadAll, RecomputeAll, SqrtCheckpointing
+from tmojax.planners.time_indexed import TimeIndexedMilp
 from tmojax.planners.tmo import TmoMilp
 
 PLANNERS: dict[str, type[Planner]] = {
@@ -19,6 +20,7 @@ PLANNERS: dict[str, type[Planner]] = {
     "lockstep-milp": LockstepMilp,
     "budget-milp": BudgetMilp,
     "tmo-milp": TmoMilp,
+    "time-indexed-milp": TimeIndexedMilp,
     "local-search": LocalSearch,
     "gradient": Gradient,
 }

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from tmojax.errors import InputError
+from tmojax.ilp.devices import DeviceTimes
 from tmojax.ilp.tmo import TmoSolution, solve_tmo
-from tmojax.ilp.tmo_device import DeviceTimes
 from tmojax.planners.base import PlanResult, Status, Stopwatch, does_not_fit
 from tmojax.planners.ilp import IlpPlanner
 from tmojax.planners.repair import repair

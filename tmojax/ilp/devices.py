@@ -1,4 +1,4 @@
-"""One device of the TMO-type model: its groups, steps and routes as arrays, and its columns."""
+"""One device of a model of several: its groups, steps and routes as arrays; and the update section of all."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tmojax.ilp.steps import Groups, Steps, group_candidates, small_candidates, state_groups, steps_between, worst_bytes
+from tmojax.bounds.highs import INFINITY, LinearModel
+from tmojax.ilp.steps import Groups, Steps, group_candidates, state_groups, steps_between, worst_bytes
 from tmojax.problem import Problem, Route
 from tmojax.problem.step_view import StepView
 from tmojax.relax.decisions import Choice, DeviceDecision, Rest, keep_everything
@@ -25,7 +26,7 @@ class DeviceTimes:
 
 
 @dataclass(eq=False)
-class TmoDevice:
+class ModelDevice:
     """One device. leaves [N], out, into [N]: columns of the groups; away: (group, step) -> column; start [J + 1]."""
 
     device: int
@@ -52,11 +53,13 @@ class TmoDevice:
     def short(self) -> np.ndarray:
         return np.flatnonzero(self.missing > 0)
 
-    def decision(self, leaves: np.ndarray, rests: np.ndarray) -> DeviceDecision:
-        """`leaves`: groups that leave, as indices or booleans [N]; `rests`: groups of state that rest on the host."""
+    def decision(self, leaves: np.ndarray, rests: np.ndarray, again: np.ndarray | None = None) -> DeviceDecision:
+        """Booleans: `leaves` [N]: groups that leave; `rests`: groups of state that rest on the host; `again` [N]:
+        groups that are recomputed."""
         choice = keep_everything(self.view).choice
-        for group in np.arange(len(self.groups.members))[leaves]:
-            choice[self.groups.members[group]] = Choice.OFFLOAD
+        for groups, what in ((leaves, Choice.OFFLOAD), (again, Choice.RECOMPUTE)):
+            for group in () if groups is None else np.flatnonzero(groups):
+                choice[self.groups.members[group]] = what
         hosted = np.append(rests, False)[self.state_group]
         return DeviceDecision(choice, np.where(hosted, Rest.ON_HOST, Rest.ON_DEVICE).astype(np.int8))
 
@@ -65,12 +68,14 @@ class TmoDevice:
         return np.flatnonzero((self.begin <= step) & (step < self.stop))
 
 
-def tmo_device(problem: Problem, device: int, view: StepView, views: Sequence[StepView], most_groups: int,
-         small_share: float) -> TmoDevice:  # fmt: skip
+def model_device(
+    problem: Problem, device: int, views: Sequence[StepView], allowed: np.ndarray, most_groups: int
+) -> ModelDevice:
+    """Arrays of a device. views: of every device (equal ones share one). allowed [I]: candidates to group."""
+    view = views[device]
     machine, spec = problem.machine, problem.machine.devices[device]
     capacity_bytes = problem.capacity_bytes(device)
-    small = small_candidates(view, capacity_bytes, small_share)
-    groups = group_candidates(problem, view, view.needed & view.may_offload & ~small, most_groups)
+    groups = group_candidates(problem, view, allowed, most_groups)
     borders = np.concatenate([groups.written + 1, groups.idle_from + 1, groups.idle_to])
     steps = steps_between(len(view.slot_s), borders.tolist())
     begin, stop = steps.whole(groups.idle_from, groups.idle_to)
@@ -84,9 +89,31 @@ def tmo_device(problem: Problem, device: int, view: StepView, views: Sequence[St
     count = np.array([len(members) for members in groups.members])
     out_s, into_s = (count * setup_s[way] + groups.size_bytes / rates[way] for way in (0, 1))
     state_group, state_bytes = state_groups(view)
-    return TmoDevice(
+    return ModelDevice(
         device, next(d for d in range(device + 1) if views[d] is view), view, capacity_bytes, groups, steps,
         begin, stop,
         np.searchsorted(steps.end, groups.written, "right"), steps.seconds(view.slot_s),
         worst_bytes(view, steps, nowhere, nowhere) - capacity_bytes, *routes, out_s, into_s, state_group, state_bytes,
     )  # fmt: skip
+
+
+def add_update(model: LinearModel, devices: Sequence[ModelDevice], problem: Problem, unit_s: float) -> int:
+    """Column of the time of the update section, in units of `unit_s`, at a cost of one.
+
+    Resting state that left (columns "rests") comes in for the section and leaves after it, over the links of all.
+    """
+    least = max(float(gpu.view.step_s.sum()) for gpu in devices) / unit_s
+    per_link: list[list[tuple[np.ndarray, np.ndarray]]] = []  # columns, and units of time per column
+    for link, spec in enumerate(problem.machine.links):
+        per_link.append([])
+        for gpu in devices:
+            times = (link in gpu.out_route.links) + (link in gpu.into_route.links)
+            if times and len(gpu.state_bytes):
+                taken = times * gpu.state_bytes / spec.bandwidth_bytes_per_s / unit_s
+                per_link[-1].append((gpu.columns["rests"], taken))
+    longest = least + sum(float(taken.sum()) for terms in per_link for _, taken in terms)
+    update = int(model.add_columns(1, least, longest, cost=1.0)[0])
+    for terms in per_link:
+        if terms:
+            model.add_row(0.0, INFINITY, (update, 1.0), *((columns, -taken) for columns, taken in terms))
+    return update
