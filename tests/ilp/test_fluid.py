@@ -124,3 +124,16 @@ def test_decisions_of_random_steps_are_well_formed(seed):
     assert not (found.decision.choice[view.needed & ~view.may_recompute] == Choice.RECOMPUTE).any()
     assert not found.decision.state_out[~view.state_resting].any()
     assert isinstance(decode(problem, view, found.decision), DeviceList | DoesNotFit)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_start_is_an_incumbent_of_the_same_claim(seed):
+    """The optimum of a model is allowed in it: started from it, a search that stops at its first solution has it."""
+    problem = random_problem(seed, factor=1.2)
+    options = {"rates": PathRates(60.0, 60.0)}
+    best = solve(problem, settings=SolverSettings(60.0, gap=0.0), **options)
+    if best.decision is None:
+        return
+    again = solve(problem, settings=SolverSettings(60.0, gap=1e9), start=best.decision, **options)
+    assert again.objective_s == pytest.approx(best.objective_s, rel=1e-5)
+    assert again.decision.same_as(best.decision)

@@ -76,3 +76,18 @@ def test_nobody_coordinates_one_gpu():
 def test_settings_out_of_range(settings):
     with pytest.raises(InputError, match=next(iter(settings))):
         Oblivious(**settings)
+
+
+@pytest.mark.parametrize("planner", [LockstepMilp, BudgetMilp])
+@pytest.mark.parametrize("kind", ["offload-all", "ratio-sweep", "recompute-all"])
+def test_warm_start_from_any_plan(planner, kind):
+    """With a gap that any solution meets, the claim shows that the start was taken."""
+    problem = transformer("prototype-4gpu-12.5", factor=1.2)
+    earlier = PLANNERS[kind]().plan(problem)
+    cold = planner(gap=0.0).plan(problem)
+    warm = planner(gap=0.0, warm_start=True).plan(problem, seeds=(earlier, PLANNERS["keep-all"]().plan(problem)))
+    assert warm.details["warm_start_from"] == earlier.planner and "warm_start_from" not in cold.details
+    (first,), (second,) = cold.details["solves"], warm.details["solves"]
+    assert second["claimed_step_s"] == pytest.approx(first["claimed_step_s"], rel=1e-5)
+    hasty = planner(gap=1e9, warm_start=True).plan(problem, seeds=(earlier,))
+    assert hasty.status is Status.FEASIBLE and hasty.details["solves"][0]["claimed_step_s"] > 0

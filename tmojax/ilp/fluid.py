@@ -64,6 +64,7 @@ def solve_fluid(
     allow_offload: bool = True,
     allow_recompute: bool = True,
     settings: SolverSettings = SolverSettings(),  # noqa: B008 - immutable
+    start: DeviceDecision | None = None,
     relax: bool = False,
     max_steps: int = 160,
     small_share: float = 2e-4,
@@ -71,7 +72,8 @@ def solve_fluid(
     """Solve the fluid model of one device. Deterministic unless the time limit ends it.
 
     rates: limits at every moment. budget: limits on all bytes of a step, less `budget_taken_bytes` that others
-    (collectives) move on each of its paths. relax: drop integrality. max_steps: fluid steps to merge slots into.
+    (collectives) move on each of its paths. start: a decision from which the search starts, if the model allows it.
+    relax: drop integrality. max_steps: fluid steps to merge slots into.
     small_share: candidates below this share of the capacity are kept, the smallest first, until together they take 1
     % of it.
     """
@@ -82,7 +84,7 @@ def solve_fluid(
     if relax:
         answer = built.model.solve(time_limit_s=settings.time_limit_s, threads=settings.threads, relax=True)
     else:
-        answer = solve_milp(built.model, settings)
+        answer = solve_milp(built.model, settings, None if start is None else built.start_values(start))
     count = len(view.tensor)
     shares = np.zeros((3, count))
     state_out = np.zeros(len(view.state_tensor))
@@ -316,3 +318,26 @@ class _Fluid:
                     taken_bytes / self.unit_bytes, INFINITY, (self.period, count * per_unit), (self.update, per_unit),
                     *((c, -count) for c in columns), *((c, len(columns) * v) for c, v in state),
                 )  # fmt: skip
+
+    def start_values(self, decision: DeviceDecision) -> np.ndarray:
+        """[columns]: the choices of a decision; what follows from them is left to the solver.
+
+        Where the model has no column for a choice the candidate is kept; a group of state leaves if any of it does.
+        """
+        view = self.view
+        values = np.full(self.model.columns, np.nan)
+        by_choice = {Choice.KEEP: self.keep, Choice.OFFLOAD: self.move, Choice.RECOMPUTE: self.rerun}
+        for columns in by_choice.values():
+            values[columns[columns >= 0]] = 0.0
+        again = np.zeros(len(view.tensor), bool)
+        for i in np.argsort(-view.producer_slot, kind="stable"):  # dependents first: what is dropped may be wanted
+            choice = Choice(int(decision.choice[i]))
+            dropped = choice is Choice.RECOMPUTE and not view.needed[i]
+            again[i] = choice is Choice.RECOMPUTE and (view.needed[i] or any(again[j] for j in view.dependents[i]))
+            column = by_choice[choice][i]
+            column = self.keep[i] if column < 0 else column
+            if column >= 0 and (again[i] or not dropped):
+                values[column] = 1.0
+        for group, column in enumerate(self.leaves):
+            values[column] = float(decision.state_out[self.group == group].any())
+        return values

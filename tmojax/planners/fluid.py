@@ -59,7 +59,9 @@ def collective_bytes(problem: Problem, device: int) -> float:
 
 @dataclass(frozen=True)
 class _FluidPlanner(SelectingPlanner):
-    """One solve per class of equal GPUs."""
+    """One solve per class of equal GPUs. warm_start: from the decisions of the fastest earlier plan of the run."""
+
+    warm_start: bool = False
 
     without_solution = (
         "its model of one GPU has no solution in this memory (in it, persistent tensors that micro-batches use stay on "
@@ -77,6 +79,10 @@ class _FluidPlanner(SelectingPlanner):
         chosen: list[DeviceDecision] = []
         solved: dict[tuple, DeviceDecision] = {}
         details: dict[str, Any] = {"solves": []}
+        known = [result for result in seeds if result.candidate is not None] if self.warm_start else []
+        origin = min(known, key=lambda result: result.step_s, default=None)
+        if origin is not None:
+            details["warm_start_from"] = origin.planner
         for device, first in enumerate(bench.device_class):
             limits = self._limits(bench.problem, device)
             key = (first, *limits.values())
@@ -89,6 +95,7 @@ class _FluidPlanner(SelectingPlanner):
                 allow_offload=Action.OFFLOAD in actions,
                 allow_recompute=Action.RECOMPUTE in actions,
                 settings=self.solver_settings,
+                start=origin.candidate.decisions[device] if origin is not None and origin.candidate else None,
                 **limits,
             )
             details["solves"].append(solution.figures)
