@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tmojax.ilp.checkmate_graph import StageGraph
+from tmojax.ilp.poet_model import Energy, Paging
+
 BYTES_PER_VALUE = 4
 FLOP_PER_JOULE = 16283e5 / (13.53 * 0.6 * 5)
 FLOP_PER_S = 2e9
@@ -90,3 +93,25 @@ def resnet18_cifar() -> Network:
         last = add(f"d_{names[layer]}", shapes[layer + 1], 2 * flop[layer], layer, layer + 1, last)
     sizes = np.array([int(np.prod(shape)) * BYTES_PER_VALUE for shape in shapes], np.int64)
     return Network(tuple(names), np.array(flop), sizes, tuple(edges))
+
+
+def graph_of(network: Network) -> StageGraph:
+    """One node and one value for every layer and gradient; nothing is held."""
+    size = network.size
+    reads: list[list[int]] = [[] for _ in range(size)]
+    for source, user in network.edges:
+        if source not in reads[user]:
+            reads[user].append(source)
+    nothing, own = np.zeros(size, np.int64), tuple((node,) for node in range(size))
+    return StageGraph(
+        network.node_s, np.ones(size, bool), tuple(map(tuple, reads)), own, nothing, nothing, nothing,
+        network.output_bytes, np.arange(size), np.arange(size), own,
+    )  # fmt: skip
+
+
+def energy_of(network: Network) -> Energy:
+    return Energy(network.node_joule, MEMORY_POWER_W * network.in_s, MEMORY_POWER_W * network.out_s)
+
+
+def paging_of(network: Network) -> Paging:
+    return Paging(OUT_BYTES_PER_S, IN_BYTES_PER_S, out_copy_s=OUT_LATENCY_S, in_copy_s=IN_LATENCY_S)

@@ -73,7 +73,8 @@ def every_plan(graph: StageGraph, *, paging: bool = False):
     """Every (R, S) of a graph, and with `paging` every page in and out of the stages between: for very few nodes."""
     stages, values = graph.stages, len(graph.value_bytes)
     lower = [(t, i) for t in range(stages) for i in range(t) if graph.may_rerun[i]]
-    keeps = [(t, v) for t in range(stages) for v in range(values) if graph.producer[v] < t <= max(graph.users[v], default=-1)]
+    pairs = itertools.product(range(stages), range(values))
+    keeps = [(t, v) for t, v in pairs if graph.producer[v] < t <= max(graph.users[v], default=-1)]
     moves = [(t, v) for t, v in keeps if t + 1 < stages] if paging else []
     for again in itertools.product((False, True), repeat=len(lower)):
         run = np.eye(stages, dtype=bool)

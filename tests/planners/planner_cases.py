@@ -43,6 +43,8 @@ def light(kind: str) -> Planner:
     planner = PLANNERS[kind]()
     if kind == "local-search":
         return replace(planner, search=SearchSettings(evaluations=30))
+    if kind in ("checkmate", "checkmate-lp", "poet"):
+        return replace(planner, most_stages=8, gap=0.1)
     if kind == "tmo-milp":
         return replace(planner, groups=4, gap=0.5)
     if kind == "time-indexed-milp":

@@ -46,6 +46,11 @@ class StageGraph:
         return len(self.node_s)
 
     @cached_property
+    def remakeable(self) -> np.ndarray:
+        """[V]: whether the node that writes a value may run again."""
+        return (self.producer >= 0) & self.may_rerun[np.maximum(self.producer, 0)]
+
+    @cached_property
     def users(self) -> tuple[tuple[int, ...], ...]:
         """The nodes that read each value, ascending."""
         found: list[list[int]] = [[] for _ in self.value_bytes]
@@ -214,11 +219,10 @@ class _Builder:
         Lost are the choice between keeping the one's outputs and the other's (the smaller of the two), and the bytes by
         which both together need more at once than each. No node spans a step op.
         """
-        step_behind = {int(np.searchsorted(self.view.slot_op, i)) for i, op in enumerate(self.program.ops) if op.step_op}
+        step_ops = [i for i, op in enumerate(self.program.ops) if op.step_op]
+        step_behind = set(np.searchsorted(self.view.slot_op, step_ops).tolist())
         groups = [(slot, slot + 1) for slot in range(len(self.slot_ops))]
-        value_at = [
-            frozenset(t for t in (*op.reads, *op.writes) if self.is_value[t]) for op in self.slot_ops
-        ]
+        value_at = [frozenset(t for t in (*op.reads, *op.writes) if self.is_value[t]) for op in self.slot_ops]
 
         def outputs(first: int, end: int, until: int) -> int:
             """Bytes that slots first..end write and that are read behind slot `until`."""

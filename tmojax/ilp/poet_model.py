@@ -48,6 +48,15 @@ class Paging:
 
 
 @dataclass(frozen=True, eq=False)
+class Energy:
+    """Joules of a run of each node [T], and of paging each value in and out [V]: the published objective."""
+
+    run_joule: np.ndarray
+    in_joule: np.ndarray
+    out_joule: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
 class PagingColumns:
     """remat: as of Checkmate's. come, go [T, V]: paged in, out (-1: no such column). period [T]: how long each stage
     takes."""
@@ -55,16 +64,18 @@ class PagingColumns:
     remat: RematColumns
     come: np.ndarray
     go: np.ndarray
-    period: np.ndarray
+    period: np.ndarray  # empty when energy is minimised
 
 
 def poet_model(
-    graph: StageGraph, capacity_bytes: int, paging: Paging, host_bytes: float = INFINITE, *, rerun: bool = True
-) -> tuple[LinearModel, PagingColumns]:
+    graph: StageGraph, capacity_bytes: int, paging: Paging, host_bytes: float = INFINITE, *,
+    rerun: bool = True, page: bool = True, energy: Energy | None = None,
+) -> tuple[LinearModel, PagingColumns]:  # fmt: skip
     """Least time of one micro-batch in `capacity_bytes`, in units of `graph.node_s.sum()`.
 
     Values without a producer lie in the other memory at the start; what of them is wanted in the first stage is brought
-    before it, which takes its own time. `rerun`: whether nodes may run again.
+    before it, which takes its own time. `rerun`: whether nodes may run again; `page`:
+    whether values may be copied out. `energy`: minimise it instead, in joules, as if paging took no time.
     """
     model = LinearModel()
     stages, values = graph.stages, len(graph.value_bytes)
@@ -72,20 +83,25 @@ def poet_model(
     given = graph.producer[None, :] < 0
     may = graph.value_bytes[None, :] > 0
     # Out: resident at the start of the stage and wanted behind the next one. In: for a later stage, once it was out.
-    exists = ~given & may & (stage > graph.producer[None, :]) & (stage + 2 <= graph.wanted_until[None, :])
+    exists = page & ~given & may & (stage > graph.producer[None, :]) & (stage + 2 <= graph.wanted_until[None, :])
     go = np.full((stages, values), NO_COLUMN)
-    go[exists] = model.add_columns(int(exists.sum()), integer=True)
+    cost = np.broadcast_to(energy.out_joule if energy else 0.0, exists.shape)[exists]
+    go[exists] = model.add_columns(int(exists.sum()), cost=cost, integer=True)
     first_in = np.where(given, 0, graph.producer[None, :] + 2)
-    exists = may & (stage >= first_in) & (stage + 1 <= graph.wanted_until[None, :])
+    exists = (given | page) & may & (stage >= first_in) & (stage + 1 <= graph.wanted_until[None, :])
     come = np.full((stages, values), NO_COLUMN)
-    come[exists] = model.add_columns(int(exists.sum()), integer=True)
-    remat = add_rematerialisation(model, graph, capacity_bytes, run_cost=np.zeros(stages), come=come, go=go)
+    cost = np.broadcast_to(energy.in_joule if energy else 0.0, exists.shape)[exists]
+    come[exists] = model.add_columns(int(exists.sum()), cost=cost, integer=True)
+    run_cost = energy.run_joule if energy else np.zeros(stages)
+    remat = add_rematerialisation(model, graph, capacity_bytes, run_cost=run_cost, come=come, go=go)
     if not rerun:
         for t, node in zip(*np.nonzero(remat.run != NO_COLUMN), strict=True):
             if t != node:
                 model.add_row(0.0, 0.0, (int(remat.run[t, node]), 1.0))
     _paging_rows(model, graph, remat, come, go, host_bytes)
-    longest = (graph.node_s.sum() + paging.out_s(graph.value_bytes).sum() + paging.in_s(graph.value_bytes).sum())
+    if energy:
+        return model, PagingColumns(remat, come, go, np.zeros(0, np.int64))
+    longest = graph.node_s.sum() + paging.out_s(graph.value_bytes).sum() + paging.in_s(graph.value_bytes).sum()
     period = model.add_columns(stages + 1, 0.0, 2 * longest / unit_s(graph), 1.0)
     _period_rows(model, graph, remat, come, go, paging, period)
     return model, PagingColumns(remat, come, go, period)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from tmojax.planners.base import Planner
+from tmojax.planners.checkmate import Checkmate, CheckmateRounding
 from tmojax.planners.fluid import BudgetMilp, LockstepMilp, Oblivious
 from tmojax.planners.gradient import Gradient, LocalSearch
+from tmojax.planners.poet import Poet
 from tmojax.planners.ratio import RatioSweep
 from tmojax.planners.simple import KeepAll, OffloadAll, RecomputeAll, SqrtCheckpointing
 from tmojax.planners.time_indexed import TimeIndexedMilp
@@ -21,6 +23,9 @@ PLANNERS: dict[str, type[Planner]] = {
     "budget-milp": BudgetMilp,
     "tmo-milp": TmoMilp,
     "time-indexed-milp": TimeIndexedMilp,
+    "checkmate": Checkmate,
+    "checkmate-lp": CheckmateRounding,
+    "poet": Poet,
     "local-search": LocalSearch,
     "gradient": Gradient,
 }
