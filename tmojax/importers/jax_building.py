@@ -35,6 +35,21 @@ class Build:
     gradient_of: dict[int, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Built:
+    """A program, and how it came from the graph.
+
+    `tensor_of` maps storages to tensors; a result that replaces an argument in place is that argument's tensor.
+    `updated` maps such results to all tensors that they replace. `resets` [group]: accumulators that the op of the
+    group clears. Op i is group i.
+    """
+
+    program: Program
+    tensor_of: dict[int, int]
+    updated: dict[int, list[int]]
+    resets: dict[int, list[int]]
+
+
 class _Builder:
     def __init__(self, build: Build, gpu: GpuSpec, replicas: bool):
         self.build, self.graph, self.gpu, self.replicas = build, build.graph, gpu, replicas
@@ -44,14 +59,14 @@ class _Builder:
         self.tensor_of: dict[int, int] = {}
         self.updated: dict[int, list[int]] = {}
 
-    def run(self, name: str) -> Program:
+    def run(self, name: str) -> Built:
         self.add_arguments()
         self.add_produced()
         resets = self.resets()
         for index, group in enumerate(self.build.groups):
             self.add_op(group, resets.get(index, []))
         self.check_old_values()
-        return Program(name, tuple(self.tensors), tuple(self.ops))
+        return Built(Program(name, tuple(self.tensors), tuple(self.ops)), self.tensor_of, self.updated, resets)
 
     def add_tensor(self, storage: int, tensor: Tensor) -> None:
         self.tensor_of[storage] = len(self.tensors)
@@ -238,7 +253,7 @@ class _Builder:
                         )
 
 
-def build_program(build: Build, gpu: GpuSpec, name: str, replicas: bool) -> Program:
+def build_program(build: Build, gpu: GpuSpec, name: str, replicas: bool) -> Built:
     """Make the program of one data-parallel GPU. Durations in seconds by the roofline, sizes in bytes.
 
     Raises InputError for a dtype that the GPU lacks and for an argument that is read after its in-place update.

@@ -7,12 +7,8 @@ from dataclasses import replace
 from tmojax.problem.workload import Lifetime, Op, Program
 
 
-def coarsen_layers(program: Program) -> Program:
-    """Merge runs of neighbouring ops with equal layer, phase and `step_op`; what only the run uses is its workspace.
-
-    The workspace of a merged op is the peak of its inner tensors in the order in which they ran. Durations, FLOPs and
-    traffic add up. A merged op is recomputable only if every part is.
-    """
+def layer_runs(program: Program) -> list[list[int]]:
+    """Runs of neighbouring ops with equal layer, phase and `step_op`, as op indices."""
     runs: list[list[int]] = []
     for index, op in enumerate(program.ops):
         last = program.ops[runs[-1][-1]] if runs else None
@@ -20,6 +16,16 @@ def coarsen_layers(program: Program) -> Program:
             runs[-1].append(index)
         else:
             runs.append([index])
+    return runs
+
+
+def coarsen_layers(program: Program) -> Program:
+    """Merge runs of neighbouring ops with equal layer, phase and `step_op`; what only the run uses is its workspace.
+
+    The workspace of a merged op is the peak of its inner tensors in the order in which they ran. Durations, FLOPs and
+    traffic add up. A merged op is recomputable only if every part is.
+    """
+    runs = layer_runs(program)
     run_of = {index: number for number, run in enumerate(runs) for index in run}
     users: list[set[int]] = [set() for _ in program.tensors]
     for index, op in enumerate(program.ops):

@@ -20,12 +20,13 @@ from jax.ad_checkpoint import checkpoint_name
 import tmojax.jax_setup  # noqa: F401
 from tmojax.errors import InputError
 from tmojax.importers.jax_building import Argument, Build, build_program, synchronise_gradients
-from tmojax.importers.jax_coarsening import coarsen_layers
+from tmojax.importers.jax_coarsening import coarsen_layers, layer_runs
 from tmojax.importers.jax_fusion import ELEMENTWISE, INDEXED, REDUCTIONS, Fusion, fuse
 from tmojax.importers.jax_grouping import gradients_by_use, group_kernels
 from tmojax.importers.jax_naming import common_root, layer_label, scopes_from_weights, strip_root
 from tmojax.importers.jax_rewriting import rewrite
 from tmojax.importers.jax_roofline import GpuSpec, find_gpu, is_matmul
+from tmojax.importers.jax_traced import TracedStep, bind_names
 from tmojax.importers.jax_tracing import TAG, Graph, flatten
 from tmojax.problem.workload import Collective, Phase, TensorKind, Workload, validate_workload
 
@@ -74,10 +75,11 @@ class ImportReport:
 
 @dataclass(frozen=True)
 class ImportedStep:
-    """A workload with the report of how it came about."""
+    """A workload with the report of how it came about, and the traced step behind it, which can be executed."""
 
     workload: Workload
     report: ImportReport
+    traced: TracedStep
 
 
 def _paths(tree: Any, prefix: str) -> list[str]:
@@ -175,7 +177,8 @@ def import_train_step(
     closed = jax.make_jaxpr(accumulating if micro_batches > 1 else single)(*trees, batch)
     trace_s = time.perf_counter() - begin
     suffix = ".grad.micro_batch" if micro_batches > 1 else ".grad"
-    return _import(closed, arguments, OPTIMIZER_SCOPE, suffix, settings, trace_s)
+    trees = jax.tree.structure(trees), jax.tree.structure(batch)
+    return _import(closed, arguments, trees, OPTIMIZER_SCOPE, suffix, settings, trace_s)
 
 
 def import_step(
@@ -208,7 +211,8 @@ def import_step(
     names = _paths(state, "")
     arguments = [Argument(n, (kind_of or _guess_kind)(n), True, i) for i, n in enumerate(names)]
     arguments += [Argument(n, TensorKind.INPUT, False) for n in _paths(batch, "batch")]
-    return _import(closed, arguments, None, ".grad", settings, time.perf_counter() - begin)
+    trees = jax.tree.structure((state,)), jax.tree.structure(batch)
+    return _import(closed, arguments, trees, None, ".grad", settings, time.perf_counter() - begin)
 
 
 def _guess_kind(name: str) -> TensorKind:
@@ -221,6 +225,7 @@ def _guess_kind(name: str) -> TensorKind:
 def _import(
     closed: Any,
     arguments: list[Argument],
+    trees: tuple[Any, Any],
     optimizer_scope: str | None,
     gradient_suffix: str,
     settings: _Settings,
@@ -248,10 +253,12 @@ def _import(
     tagged = fusion.tagged or gradients_by_use(graph, groups, replaced, weights)
     gradients = {storage: f"{param}{gradient_suffix}" for param, storage in tagged.items()}
     build = Build(graph, fusion, groups, arguments, root, gradients)
-    program = build_program(build, gpu, settings.name, replicas=settings.gpus > 1)
-    fine = program
+    built = build_program(build, gpu, settings.name, replicas=settings.gpus > 1)
+    program = fine = built.program
+    runs = [[index] for index in range(len(fine.ops))]
     if settings.coarsen == "layer":
-        program = coarsen_layers(program)
+        program, runs = coarsen_layers(program), layer_runs(program)
+    traced = bind_names(build, built, program, runs, *trees)
     merged_ops, merged_tensors = len(fine.ops) - len(program.ops), len(fine.tensors) - len(program.tensors)
     collectives: tuple[Collective, ...] = ()
     if settings.gpus > 1:
@@ -280,7 +287,7 @@ def _import(
         trace_s=trace_s,
         build_s=time.perf_counter() - begin,
     )
-    return ImportedStep(workload, report)
+    return ImportedStep(workload, report, traced)
 
 
 def _uncounted(graph: Graph, fusion: Fusion) -> tuple[str, ...]:

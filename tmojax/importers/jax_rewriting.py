@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from tmojax.importers.jax_tracing import Equation, Graph
+from tmojax.importers.jax_tracing import Equation, Graph, Number, Seen
 
 
 def rewrite(graph: Graph) -> None:
@@ -21,12 +21,19 @@ def _compares_with_zero(equation: Equation) -> bool:
 
 
 def _relu_masks(graph: Graph) -> None:
-    maximum = {e.inputs[0]: e.outputs[0] for e in graph.equations if e.primitive == "max" and _compares_with_zero(e)}
+    maximum = {_operand(e): e.outputs[0] for e in graph.equations if e.primitive == "max" and _compares_with_zero(e)}
     for index, equation in enumerate(graph.equations):
         if equation.primitive == "gt" and _compares_with_zero(equation):
-            relu = maximum.get(equation.inputs[0], -1)
+            # Looked up with its views: both must see the elements in the same shape.
+            relu = maximum.get(_operand(equation), -1)
             if 0 <= graph.storages[relu].producer < index:
                 equation.inputs = (relu,)
+                equation.operands = tuple(o if isinstance(o, Number) else Seen(relu) for o in equation.operands)
+
+
+def _operand(equation: Equation) -> Seen:
+    """The one operand that is no number."""
+    return next(operand for operand in equation.operands if isinstance(operand, Seen))
 
 
 def _scatter_in_place(graph: Graph) -> None:
@@ -41,14 +48,17 @@ def _scatter_in_place(graph: Graph) -> None:
         if len(users) != 1 or equation.outputs[0] in graph.results:
             continue
         addition = graph.equations[users[0]]
+        result = Seen(equation.outputs[0])
         others = [source for source in addition.inputs if source != equation.outputs[0]]
-        if addition.primitive not in ("add", "add_any") or len(others) != 1:
+        if addition.primitive not in ("add", "add_any") or len(others) != 1 or result not in addition.operands:
             continue
         if graph.storages[others[0]].elements != graph.storages[equation.outputs[0]].elements:
             continue
         # The addition becomes the scatter, because only there both operands exist; the old scatter is dead.
         addition.primitive = equation.primitive
         addition.inputs = (others[0], *equation.inputs[1:])
+        base = next(operand for operand in addition.operands if operand != result)
+        addition.apply, addition.operands = equation.apply, (base, *equation.operands[1:])
         addition.input_shapes, addition.params = equation.input_shapes, equation.params
 
 

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.extend import core as jex_core
 
 import tmojax.jax_setup  # noqa: F401
@@ -42,22 +45,48 @@ DATA_DEPENDENT = {
 }
 
 
+# Applies one primitive to arrays; returns its outputs.
+Apply = Callable[..., Sequence[Any]]
+
+
 @dataclass(slots=True)
 class Storage:
-    """Elements of one buffer. `producer` is an index of `Graph.equations`, or -1 for arguments and constants."""
+    """Elements of one buffer. `producer` is an index of `Graph.equations`, or -1 for arguments and constants.
+
+    `shape` and `array_dtype` are those of the array that the producer makes; `dtype` and `size_bytes` may be larger
+    than that, where compiled kernels keep a wider value.
+    """
 
     size_bytes: int
     elements: int
     dtype: str
     producer: int = -1
     given_name: str = ""
+    shape: tuple[int, ...] = ()
+    array_dtype: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A storage as an equation sees it: the producer's array after `views`, first to last (reshapes and the like)."""
+
+    storage: int
+    views: tuple[Apply, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """An operand that is a literal of the jaxpr."""
+
+    value: Any
 
 
 @dataclass(slots=True)
 class Equation:
     """One primitive on storages. `scope` is the cleaned name stack, outermost first; `input_dtype` that of input 0.
 
-    `literals` are the operands that are numbers; they are not among `inputs`.
+    `literals` are the operands that are numbers; they are not among `inputs`. `apply` computes the outputs from arrays
+    for all `operands`.
     """
 
     primitive: str
@@ -68,6 +97,8 @@ class Equation:
     input_dtype: str
     scope: tuple[str, ...]
     transposed: bool
+    apply: Apply
+    operands: tuple[Seen | Number, ...] = ()
     params: dict[str, Any] = field(default_factory=dict)
     literals: tuple[Any, ...] = ()
     phase: Phase = Phase.FORWARD
@@ -77,7 +108,8 @@ class Equation:
 class Graph:
     """A flat, dead-code-free step. `arguments` and `results` are storages in the order of the traced function.
 
-    `constants` are arrays that the step closes over; `tags` maps names given with `TAG` to storages.
+    `constants` are arrays that the step closes over; `tags` maps names given with `TAG` to storages. `values` are the
+    arrays and numbers of storages that are neither arguments nor computed; `seen_results` are the results as arrays.
     """
 
     storages: list[Storage]
@@ -87,6 +119,8 @@ class Graph:
     constants: list[int]
     traced_equations: int
     tags: dict[str, int]
+    values: dict[int, Any] = field(default_factory=dict)
+    seen_results: list[Seen] = field(default_factory=list)
 
     def remove_dead(self) -> None:
         """Drop equations that no result needs and renumber producers."""
@@ -126,12 +160,34 @@ def _clean_scope(stack: str) -> tuple[tuple[str, ...], bool]:
     return distinct, "transpose(" in stack
 
 
+def _literal(atom: Any) -> np.ndarray:
+    return np.asarray(atom.val, atom.aval.dtype)
+
+
 def _number(value: Any) -> float | None:
     """A literal as a Python number, None for keys and other values that are none."""
     try:
         return float(value)
     except (TypeError, ValueError):
         return None
+
+
+def _bind(primitive: Any, params: dict[str, Any], context: Any, *operands: Any) -> Sequence[Any]:
+    with context.manager:
+        outputs = primitive.bind(*operands, **primitive.get_bind_params(params))
+    return outputs if primitive.multiple_results else (outputs,)
+
+
+def _apply_of(eqn: Any) -> Apply:
+    return partial(_bind, eqn.primitive, eqn.params, eqn.ctx)
+
+
+def _take_row(index: int, stacked: Any) -> Sequence[Any]:
+    return (jax.lax.index_in_dim(stacked, index, keepdims=False),)
+
+
+def _stack(*pieces: Any) -> Sequence[Any]:
+    return (jnp.stack(pieces),)
 
 
 def _is_view(eqn: Any) -> bool:
@@ -150,32 +206,39 @@ class _Flattener:
         self.storages: list[Storage] = []
         self.equations: list[Equation] = []
         self.constants: list[int] = []
+        self.values: dict[int, Any] = {}
         self.tags: dict[str, int] = {}
         # Results of scans: one storage per turn. They are concatenated only if something else than a scan needs it.
-        self.stacks: dict[int, list[int]] = {}
+        self.stacks: dict[int, list[Seen]] = {}
         self.traced = 0
 
     def storage(self, aval: Any, producer: int = -1) -> int:
         elements = math.prod(aval.shape)
         itemsize = getattr(aval.dtype, "itemsize", 4)
-        self.storages.append(Storage(elements * itemsize, elements, str(aval.dtype), producer))
+        self.storages.append(
+            Storage(
+                elements * itemsize, elements, str(aval.dtype), producer, shape=tuple(aval.shape),
+                array_dtype=aval.dtype,
+            )
+        )  # fmt: skip
         return len(self.storages) - 1
 
-    def constant(self, value: Any) -> int:
+    def constant(self, value: Any) -> Seen:
         """Storage of an array that the step closes over."""
         storage = self.storage(getattr(value, "aval", value))
+        self.values[storage] = value
         if self.storages[storage].elements > 1:
             self.constants.append(storage)
-        return storage
+        return Seen(storage)
 
     def append(self, equation: Equation) -> None:
         for out in equation.outputs:
             self.storages[out].producer = len(self.equations)
         self.equations.append(equation)
 
-    def run(self, jaxpr: Any, consts: Sequence[int], arguments: Sequence[int], stack: str) -> list[int]:
+    def run(self, jaxpr: Any, consts: Sequence[Seen], arguments: Sequence[Seen], stack: str) -> list[Seen]:
         """Inline one jaxpr on storages and return its result storages."""
-        env: dict[Any, int] = dict(zip(jaxpr.constvars, consts, strict=True))
+        env: dict[Any, Seen] = dict(zip(jaxpr.constvars, consts, strict=True))
         env.update(zip(jaxpr.invars, arguments, strict=True))
         for eqn in jaxpr.eqns:
             self.traced += 1
@@ -183,11 +246,15 @@ class _Flattener:
             self.visit(env, eqn, f"{stack}/{own}" if stack and own else stack or own)
         return [self.lookup(env, atom) for atom in jaxpr.outvars]
 
-    def lookup(self, env: dict[Any, int], atom: Any) -> int:
+    def lookup(self, env: dict[Any, Seen], atom: Any) -> Seen:
         """Storage of an atom; a literal gets a new one, because inner jaxprs and results need something to name."""
-        return self.storage(atom.aval) if isinstance(atom, jex_core.Literal) else env[atom]
+        if not isinstance(atom, jex_core.Literal):
+            return env[atom]
+        storage = self.storage(atom.aval)
+        self.values[storage] = _literal(atom)
+        return Seen(storage)
 
-    def visit(self, env: dict[Any, int], eqn: Any, stack: str) -> None:
+    def visit(self, env: dict[Any, Seen], eqn: Any, stack: str) -> None:
         name = eqn.primitive.name
         where = f"primitive {name!r} at {stack or 'top level'!r}"
         if name in DATA_DEPENDENT:
@@ -208,45 +275,54 @@ class _Flattener:
         for var, out in zip(eqn.outvars, outputs, strict=True):
             env[var] = out
 
-    def call(self, env: dict[Any, int], eqn: Any, stack: str) -> list[int]:
+    def call(self, env: dict[Any, Seen], eqn: Any, stack: str) -> list[Seen]:
         inner = next(eqn.params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in eqn.params)
         arguments = [self.lookup(env, atom) for atom in eqn.invars]
         if not hasattr(inner, "consts"):
             return self.run(inner, (), arguments, stack)
         return self.run(inner.jaxpr, [self.constant(value) for value in inner.consts], arguments, stack)
 
-    def view(self, env: dict[Any, int], eqn: Any) -> list[int]:
+    def view(self, env: dict[Any, Seen], eqn: Any) -> list[Seen]:
         sources = [self.whole(env[atom]) for atom in eqn.invars]
         if eqn.primitive.name == "name":
             label = eqn.params["name"]
             if label.startswith(TAG):
-                self.tags[label[len(TAG) :]] = sources[0]
+                self.tags[label[len(TAG) :]] = sources[0].storage
             else:
-                self.storages[sources[0]].given_name = label
-        return sources[: len(eqn.outvars)]
+                self.storages[sources[0].storage].given_name = label
+        same = all(a.aval.shape == b.aval.shape for a, b in zip(eqn.invars, eqn.outvars, strict=False))
+        if same and eqn.primitive.name != "transpose":
+            return sources[: len(eqn.outvars)]
+        return [Seen(sources[0].storage, (*sources[0].views, _apply_of(eqn)))]
 
-    def compute(self, env: dict[Any, int], eqn: Any, stack: str) -> list[int]:
+    def compute(self, env: dict[Any, Seen], eqn: Any, stack: str) -> list[Seen]:
         scope, transposed = _clean_scope(stack)
         atoms = eqn.invars
-        inputs = tuple(self.whole(env[atom]) for atom in atoms if not isinstance(atom, jex_core.Literal))
+        operands = tuple(
+            Number(_literal(atom)) if isinstance(atom, jex_core.Literal)
+            else self.whole(env[atom])
+            for atom in atoms
+        )  # fmt: skip
         outputs = [self.storage(var.aval) for var in eqn.outvars]
         self.append(
             Equation(
                 primitive=eqn.primitive.name,
-                inputs=inputs,
+                inputs=tuple(operand.storage for operand in operands if isinstance(operand, Seen)),
                 outputs=tuple(outputs),
                 input_shapes=tuple(tuple(getattr(atom.aval, "shape", ())) for atom in atoms),
                 output_shape=tuple(eqn.outvars[0].aval.shape) if eqn.outvars else (),
                 input_dtype=str(atoms[0].aval.dtype) if atoms else "",
                 scope=scope,
                 transposed=transposed,
+                apply=_apply_of(eqn),
+                operands=operands,
                 params=eqn.params,
                 literals=tuple(_number(atom.val) for atom in atoms if isinstance(atom, jex_core.Literal)),
             )
         )
-        return outputs
+        return [Seen(out) for out in outputs]
 
-    def scan(self, env: dict[Any, int], eqn: Any, stack: str) -> list[int]:
+    def scan(self, env: dict[Any, Seen], eqn: Any, stack: str) -> list[Seen]:
         """Unroll a scan. Slice i of a stack that another scan of the same length made is that scan's own result i."""
         body, length = eqn.params["jaxpr"], eqn.params["length"]
         if "ft_in" in eqn.params:  # JAX 0.12 and later
@@ -259,7 +335,7 @@ class _Flattener:
         carry = given[first_carry:first_row]
         stacked = list(zip(given[first_row:], (atom.aval for atom in eqn.invars[first_row:]), strict=True))
         consts = [self.constant(value) for value in body.consts]
-        results = [[0] * length for _ in eqn.outvars[len(carry) :]]
+        results: list[list[Seen]] = [[Seen(-1)] * length for _ in eqn.outvars[len(carry) :]]
         for turn in range(length):
             index = length - 1 - turn if eqn.params["reverse"] else turn
             inner_stack = f"{stack}/scan[{index}]" if stack else f"scan[{index}]"
@@ -270,35 +346,42 @@ class _Flattener:
                 column[index] = out
         stacks = [self.storage(var.aval) for var in eqn.outvars[len(carry) :]]
         self.stacks.update(zip(stacks, results, strict=True))
-        return [*carry, *stacks]
+        return [*carry, *map(Seen, stacks)]
 
-    def row(self, stacked: int, aval: Any, index: int, stack: str) -> int:
-        pieces = self.stacks.get(stacked)
-        if pieces is not None:
+    def row(self, stacked: Seen, aval: Any, index: int, stack: str) -> Seen:
+        pieces = self.stacks.get(stacked.storage)
+        if pieces is not None and not stacked.views:
             return pieces[index]
+        stacked = self.whole(stacked)
         scope, transposed = _clean_scope(stack)
         out = self.storage(_Array(aval.shape[1:], aval.dtype))
         shapes = (tuple(aval.shape),)
         self.append(
-            Equation("slice", (stacked,), (out,), shapes, tuple(aval.shape[1:]), str(aval.dtype), scope, transposed)
-        )
-        return out
+            Equation(
+                "slice", (stacked.storage,), (out,), shapes, tuple(aval.shape[1:]), str(aval.dtype), scope, transposed,
+                partial(_take_row, index), (stacked,),
+            )
+        )  # fmt: skip
+        return Seen(out)
 
-    def whole(self, storage: int) -> int:
+    def whole(self, seen: Seen) -> Seen:
         """The storage itself; a stack of scan results is concatenated when it is needed as one array."""
+        storage = seen.storage
         pieces = self.stacks.get(storage)
         if pieces is None or self.storages[storage].producer >= 0:
-            return storage
-        shapes = tuple((self.storages[piece].elements,) for piece in pieces)
-        last = self.storages[pieces[-1]].producer
+            return seen
+        sources = tuple(piece.storage for piece in pieces)
+        shapes = tuple((self.storages[source].elements,) for source in sources)
+        last = self.storages[sources[-1]].producer
         scope, transposed = (self.equations[last].scope, self.equations[last].transposed) if last >= 0 else ((), False)
         whole = self.storages[storage]
         self.append(
             Equation(
-                "concatenate", tuple(pieces), (storage,), shapes, (whole.elements,), whole.dtype, scope, transposed
+                "concatenate", sources, (storage,), shapes, (whole.elements,), whole.dtype, scope, transposed, _stack,
+                tuple(pieces),
             )
-        )
-        return storage
+        )  # fmt: skip
+        return seen
 
 
 def flatten(closed_jaxpr: Any, optimizer_scope: str | None = None) -> Graph:
@@ -313,8 +396,11 @@ def flatten(closed_jaxpr: Any, optimizer_scope: str | None = None) -> Graph:
     jaxpr = closed_jaxpr.jaxpr
     constants = [flat.constant(value) for value in closed_jaxpr.consts]
     arguments = [flat.storage(var.aval) for var in jaxpr.invars]
-    results = [flat.whole(storage) for storage in flat.run(jaxpr, constants, arguments, "")]
-    graph = Graph(flat.storages, flat.equations, arguments, results, flat.constants, flat.traced, flat.tags)
+    seen = [flat.whole(result) for result in flat.run(jaxpr, constants, [*map(Seen, arguments)], "")]
+    results = [result.storage for result in seen]
+    graph = Graph(
+        flat.storages, flat.equations, arguments, results, flat.constants, flat.traced, flat.tags, flat.values, seen
+    )
     graph.remove_dead()
     _assign_phases(graph, optimizer_scope)
     return graph

@@ -1,0 +1,279 @@
+"""One step of a schedule on real arrays: a worker per stream and device, in list order.
+
+Workers dispatch and go on: JAX orders what follows through the arrays. A worker waits where the list demands it: for
+room (semantics 5.1), for events and collectives, for its copy engine and links, and before it donates an array that
+something else still reads.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from tmojax.execute.admission import Admission
+from tmojax.execute.collectives import AllReduce, Meeting
+from tmojax.execute.host_pool import HostPool
+from tmojax.execute.ledger import Ledger
+from tmojax.execute.lists import Change, Copy, Node, PreparedList
+from tmojax.execute.segments import Compiled
+from tmojax.execute.tokens import Abort, Token, run_workers
+from tmojax.problem import Kind, Phase, Problem, Schedule, TensorKind
+
+Array = Any
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """What every step of a schedule shares. `segments` [device]: {(op, micro-batch): compiled}.
+
+    `array_bytes` [device][tensor]: bytes of the array that a tensor is. `reductions`: by name of the collective.
+    `place_of` [memory]: JAX sharding for device memories, None for host memories, which are in `pools` [device].
+    """
+
+    problem: Problem
+    schedule: Schedule
+    lists: tuple[PreparedList, ...]
+    array_bytes: tuple[tuple[int, ...], ...]
+    segments: tuple[Mapping[tuple[int, int], Compiled], ...]
+    reductions: Mapping[str, AllReduce]
+    pools: tuple[HostPool, ...]
+    place_of: tuple[Any, ...]
+
+
+@dataclass(eq=False)
+class Outcome:
+    """What a step leaves besides the copies in the table.
+
+    `results`: (device, micro-batch, position among the results of the traced step) -> value. `gradients`: (device,
+    tensor) -> value as the optimizer first sees it. `start_s`, `end_s` [device]: seconds per instruction from the start
+    of the step, NaN where nothing was timed.
+    """
+
+    results: dict[tuple[int, int, int], np.ndarray]
+    gradients: dict[tuple[int, int], np.ndarray]
+    start_s: list[np.ndarray]
+    end_s: list[np.ndarray]
+
+
+@dataclass(slots=True)
+class _Scratch:
+    """What a running op holds besides its copies: bytes, arrays to delete, and (micro-batch, position, array)."""
+
+    size_bytes: int
+    arrays: list[Array] = field(default_factory=list)
+    results: list[tuple[int, int, Array]] = field(default_factory=list)
+
+
+class StepRun:
+    """State of one running step. `table`: every copy and its array; persistent copies stay in it from step to step."""
+
+    def __init__(self, prepared: Prepared, table: dict[Copy, Array], measure: bool, keep_gradients: bool) -> None:
+        self.prepared, self.table = prepared, table
+        self.problem, self.schedule = prepared.problem, prepared.schedule
+        self.measure, self.keep_gradients = measure, keep_gradients
+        self.abort = Abort()
+        self.tokens = [{index: Token(self.abort) for index in one.nodes} for one in prepared.lists]
+        self.writer: dict[Copy, Token] = {}
+        self.scratch: list[dict[int, _Scratch]] = [{} for _ in prepared.lists]
+        self.admission = Admission(self.problem.machine, self.schedule, self.abort)
+        self.ledgers = [
+            Ledger(one, self._initial_bytes(one), self._waiter(device), self._freer(device))
+            for device, one in enumerate(prepared.lists)
+        ]
+        self.meetings: dict[tuple[str, int], Meeting] = {}
+        for collective in self.problem.workload.collectives:
+            for micro_batch in range(self.problem.workload.micro_batches):
+                self.meetings[collective.name, micro_batch] = Meeting(
+                    prepared.reductions[collective.name], collective.devices, self.abort
+                )
+        self.signals = {e: at for one in prepared.lists for e, at in one.signals.items()}
+        lengths = [len(rows) for rows in self.schedule.lists]
+        self.outcome = Outcome({}, {}, [np.full(n, np.nan) for n in lengths], [np.full(n, np.nan) for n in lengths])
+        self.begin = 0.0
+
+    def run(self) -> Outcome:
+        """Run all lists to their ends. Raises what a worker raised."""
+        works = [self._worker(one.device, nodes) for one in self.prepared.lists for nodes in one.workers().values()]
+        self.begin = time.perf_counter()
+        run_workers(self.abort, works)
+        for ledger in self.ledgers:
+            ledger.settle_all()
+        for tokens in self.tokens:
+            for token in tokens.values():
+                token.wait_complete()
+        return self.outcome
+
+    def _worker(self, device: int, nodes: list[Node]) -> Callable[[], None]:
+        def work() -> None:
+            for node in nodes:
+                self.abort.check()
+                self._step(device, node)
+
+        return work
+
+    def _step(self, device: int, node: Node) -> None:
+        tokens = self.tokens[device]
+        for index in node.after_start:
+            tokens[index].wait_started()
+        for index in (*node.after_end, *(node.after_start if self.measure else ())):
+            tokens[index].wait_complete()
+        if node.kind is Kind.WAIT:
+            signaller, after = self.signals[node.event]
+            if after in self.tokens[signaller]:
+                self.tokens[signaller][after].wait_complete()
+            else:
+                self.ledgers[signaller].settle(after)
+            tokens[node.index].start()
+        elif node.kind is Kind.COMPUTE:
+            self._compute(device, node)
+        elif node.kind is Kind.COLLECTIVE:
+            self._collective(device, node)
+        else:
+            self._transfer(device, node)
+        if self.measure:
+            tokens[node.index].wait_complete()
+            self.outcome.end_s[device][node.index] = self._now_s()
+
+    def _now_s(self) -> float:
+        return time.perf_counter() - self.begin
+
+    def _started(self, device: int, node: Node) -> None:
+        if self.measure:
+            self.outcome.start_s[device][node.index] = self._now_s()
+
+    # --- instructions ------------------------------------------------------------------------------------------
+
+    def _compute(self, device: int, node: Node) -> None:
+        segment = self.prepared.segments[device][node.op, node.micro_batch]
+        memory = self.problem.machine.devices[device].memory
+        self._make_room(device, node)
+        if self.keep_gradients:
+            self._note_gradients(device, node)
+        operands = [self.table[device, *instance, memory] for instance in segment.inputs]
+        updated = [(device, *instance, memory) for instance in segment.updates]
+        for copy in updated:
+            self._before_donation(copy)
+        for copy, kept in zip(node.writes, node.kept, strict=True):
+            if kept and copy not in node.creates:
+                self.table.pop(copy).delete()
+        dropped = {copy for copy, kept in zip(node.writes, node.kept, strict=True) if not kept}
+        scratch = _Scratch(segment.workspace_bytes + sum(map(self._bytes, dropped)))
+        self.ledgers[device].allocate(memory, node.index, scratch.size_bytes + sum(map(self._bytes, node.creates)))
+        self._started(device, node)
+        outputs = segment.executable(*operands)
+        token = self.tokens[device][node.index]
+        written = [(device, *instance, memory) for instance in segment.writes]
+        for copy, array in zip((*updated, *written), outputs, strict=False):
+            if copy in dropped:
+                scratch.arrays.append(array)
+                continue
+            old = self.table.get(copy)
+            if old is not None and not old.is_deleted():
+                scratch.arrays.append(old)  # an update that the compiler did not make in place
+            self._put(copy, array, token)
+        results = outputs[len(updated) + len(written) :]
+        scratch.arrays += results
+        if not node.again:
+            scratch.results = [(*key, array) for key, array in zip(segment.results, results, strict=True)]
+        self.scratch[device][node.index] = scratch
+        token.start(outputs[0])
+
+    def _collective(self, device: int, node: Node) -> None:
+        op = self.problem.workload.program(device).ops[node.op]
+        reduction = self.prepared.reductions[op.collective]
+        self._make_room(device, node)
+        memory = self.problem.machine.devices[device].memory
+        self.scratch[device][node.index] = _Scratch(reduction.workspace_bytes)
+        self.ledgers[device].allocate(memory, node.index, reduction.workspace_bytes)
+        for copy in node.updates:
+            self._before_donation(copy)
+        meeting = self.meetings[op.collective, node.micro_batch]
+        self._started(device, node)
+        arrays = meeting.enter(device, [self.table[copy] for copy in node.updates])
+        token = self.tokens[device][node.index]
+        for copy, array in zip(node.updates, arrays, strict=True):
+            self._put(copy, array, token)
+        token.start(arrays[0] if arrays else None)
+
+    def _transfer(self, device: int, node: Node) -> None:
+        (source,), (target,) = node.reads, node.writes
+        self._make_room(device, node)
+        self.admission.enter(device, node.index, source[3], target[3])
+        try:
+            if not node.creates:
+                self._discard(device, target)
+            else:
+                self.ledgers[device].allocate(target[3], node.index, self._bytes(target))
+            self._started(device, node)
+            array = self.table[source]
+            place = self.prepared.place_of[target[3]]
+            copied = self.prepared.pools[device].store(array) if place is None else jax.device_put(array, place)
+            token = self.tokens[device][node.index]
+            self._put(target, copied, token)
+            token.start(copied)
+            token.wait_complete()
+        finally:
+            self.admission.leave(source[3], target[3])
+
+    # --- memory ------------------------------------------------------------------------------------------------
+
+    def _make_room(self, device: int, node: Node) -> None:
+        for memory in node.allocates:
+            self.ledgers[device].make_room(memory, node.index)
+
+    def _put(self, copy: Copy, array: Array, token: Token) -> None:
+        self.table[copy] = array
+        self.writer[copy] = token
+
+    def _before_donation(self, copy: Copy) -> None:
+        """The token of a copy's writer needs its array; so it must be complete before the array is donated."""
+        writer = self.writer.get(copy)
+        if writer is not None:
+            writer.wait_complete()
+
+    def _discard(self, device: int, copy: Copy) -> None:
+        array = self.table.pop(copy)
+        if self.prepared.place_of[copy[3]] is None:
+            self.prepared.pools[device].give_back(array)
+        else:
+            array.delete()
+
+    def _bytes(self, copy: Copy) -> int:
+        return self.prepared.array_bytes[copy[0]][copy[1]]
+
+    def _initial_bytes(self, one: PreparedList) -> list[int]:
+        used = [0] * len(self.problem.machine.memories)
+        for copy in one.initial:
+            used[copy[3]] += self.table[copy].nbytes
+        return used
+
+    def _waiter(self, device: int) -> Callable[[int], None]:
+        return lambda index: self.tokens[device][index].wait_complete()
+
+    def _freer(self, device: int) -> Callable[[Change], int]:
+        def free(change: Change) -> int:
+            if change.copy is not None:
+                size = self._bytes(change.copy)
+                self._discard(device, change.copy)
+                return size
+            scratch = self.scratch[device].pop(change.instruction)
+            for micro_batch, position, array in scratch.results:
+                self.outcome.results[device, micro_batch, position] = np.array(array)
+            for array in scratch.arrays:
+                array.delete()
+            return scratch.size_bytes
+
+        return free
+
+    def _note_gradients(self, device: int, node: Node) -> None:
+        program = self.problem.workload.program(device)
+        if program.ops[node.op].phase is not Phase.OPTIMIZER:
+            return
+        for copy in (*node.reads, *node.updates):
+            if program.tensors[copy[1]].kind is TensorKind.GRADIENT:
+                self.outcome.gradients.setdefault((device, copy[1]), np.array(self.table[copy]))
