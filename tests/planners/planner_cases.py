@@ -49,6 +49,8 @@ def light(kind: str) -> Planner:
         return replace(planner, groups=4, gap=0.5)
     if kind == "time-indexed-milp":
         return replace(planner, groups=4, buckets=8)
+    if kind == "cp-sat":
+        return replace(planner, workers=1, deterministic_limit=0.05)
     if kind == "gradient":
         return replace(planner, restarts=2, steps=40, roundings=6, search=SearchSettings(evaluations=10))
     return planner
