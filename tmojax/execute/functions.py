@@ -15,8 +15,8 @@ import jax.numpy as jnp
 
 import tmojax.jax_setup  # noqa: F401
 from tmojax.errors import InputError
+from tmojax.importers.jax_applying import Number, Seen
 from tmojax.importers.jax_traced import TracedStep
-from tmojax.importers.jax_tracing import Number, Seen
 from tmojax.problem import Op, Program
 
 Array = Any

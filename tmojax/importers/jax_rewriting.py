@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from tmojax.importers.jax_tracing import Equation, Graph, Number, Seen
+from tmojax.importers.jax_applying import Number, Seen
+from tmojax.importers.jax_tracing import Equation, Graph
 
 
 def rewrite(graph: Graph) -> None:

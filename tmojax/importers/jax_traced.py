@@ -17,8 +17,9 @@ class TracedStep:
     Storages are numbers of `graph.storages`. `arguments`: one per `graph.arguments`, in the order of the leaves of
     `state_tree` (a tuple of trees: for `import_train_step` parameters, optimizer state and, for K > 1, accumulators)
     and then of `batch_tree`. `op_reads`, `op_writes`: storages that the kernels of an op read and make; collectives
-    are not among the names. `tensor_of`: tensor that holds a storage (tensors that coarsening merged away are not there). `updated`:
-    results that replace arguments in place, with the names of these. `resets`: accumulators that an op clears.
+    are not among the names. `tensor_of`: tensor that holds a storage (tensors that coarsening merged away are not
+    there). `updated`: results that replace arguments in place, with the names of these. `resets`: accumulators that an
+    op clears.
     """
 
     graph: Graph

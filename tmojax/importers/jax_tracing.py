@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 from jax.extend import core as jex_core
 
 import tmojax.jax_setup  # noqa: F401
 from tmojax.errors import InputError
+from tmojax.importers.jax_applying import Apply, Number, Seen, apply_of, literal, stack_pieces, take_row
 from tmojax.problem.workload import Phase
 
 # Prefix of `checkpoint_name` labels with which the importer marks gradients; it neither names nor materialises.
@@ -45,10 +43,6 @@ DATA_DEPENDENT = {
 }
 
 
-# Applies one primitive to arrays; returns its outputs.
-Apply = Callable[..., Sequence[Any]]
-
-
 @dataclass(slots=True)
 class Storage:
     """Elements of one buffer. `producer` is an index of `Graph.equations`, or -1 for arguments and constants.
@@ -64,21 +58,6 @@ class Storage:
     given_name: str = ""
     shape: tuple[int, ...] = ()
     array_dtype: Any = None
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """A storage as an equation sees it: the producer's array after `views`, first to last (reshapes and the like)."""
-
-    storage: int
-    views: tuple[Apply, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Number:
-    """An operand that is a literal of the jaxpr."""
-
-    value: Any
 
 
 @dataclass(slots=True)
@@ -160,34 +139,12 @@ def _clean_scope(stack: str) -> tuple[tuple[str, ...], bool]:
     return distinct, "transpose(" in stack
 
 
-def _literal(atom: Any) -> np.ndarray:
-    return np.asarray(atom.val, atom.aval.dtype)
-
-
 def _number(value: Any) -> float | None:
     """A literal as a Python number, None for keys and other values that are none."""
     try:
         return float(value)
     except (TypeError, ValueError):
         return None
-
-
-def _bind(primitive: Any, params: dict[str, Any], context: Any, *operands: Any) -> Sequence[Any]:
-    with context.manager:
-        outputs = primitive.bind(*operands, **primitive.get_bind_params(params))
-    return outputs if primitive.multiple_results else (outputs,)
-
-
-def _apply_of(eqn: Any) -> Apply:
-    return partial(_bind, eqn.primitive, eqn.params, eqn.ctx)
-
-
-def _take_row(index: int, stacked: Any) -> Sequence[Any]:
-    return (jax.lax.index_in_dim(stacked, index, keepdims=False),)
-
-
-def _stack(*pieces: Any) -> Sequence[Any]:
-    return (jnp.stack(pieces),)
 
 
 def _is_view(eqn: Any) -> bool:
@@ -251,7 +208,7 @@ class _Flattener:
         if not isinstance(atom, jex_core.Literal):
             return env[atom]
         storage = self.storage(atom.aval)
-        self.values[storage] = _literal(atom)
+        self.values[storage] = literal(atom)
         return Seen(storage)
 
     def visit(self, env: dict[Any, Seen], eqn: Any, stack: str) -> None:
@@ -293,13 +250,13 @@ class _Flattener:
         same = all(a.aval.shape == b.aval.shape for a, b in zip(eqn.invars, eqn.outvars, strict=False))
         if same and eqn.primitive.name != "transpose":
             return sources[: len(eqn.outvars)]
-        return [Seen(sources[0].storage, (*sources[0].views, _apply_of(eqn)))]
+        return [Seen(sources[0].storage, (*sources[0].views, apply_of(eqn)))]
 
     def compute(self, env: dict[Any, Seen], eqn: Any, stack: str) -> list[Seen]:
         scope, transposed = _clean_scope(stack)
         atoms = eqn.invars
         operands = tuple(
-            Number(_literal(atom)) if isinstance(atom, jex_core.Literal)
+            Number(literal(atom)) if isinstance(atom, jex_core.Literal)
             else self.whole(env[atom])
             for atom in atoms
         )  # fmt: skip
@@ -314,7 +271,7 @@ class _Flattener:
                 input_dtype=str(atoms[0].aval.dtype) if atoms else "",
                 scope=scope,
                 transposed=transposed,
-                apply=_apply_of(eqn),
+                apply=apply_of(eqn),
                 operands=operands,
                 params=eqn.params,
                 literals=tuple(_number(atom.val) for atom in atoms if isinstance(atom, jex_core.Literal)),
@@ -359,7 +316,7 @@ class _Flattener:
         self.append(
             Equation(
                 "slice", (stacked.storage,), (out,), shapes, tuple(aval.shape[1:]), str(aval.dtype), scope, transposed,
-                partial(_take_row, index), (stacked,),
+                partial(take_row, index), (stacked,),
             )
         )  # fmt: skip
         return Seen(out)
@@ -377,8 +334,8 @@ class _Flattener:
         whole = self.storages[storage]
         self.append(
             Equation(
-                "concatenate", sources, (storage,), shapes, (whole.elements,), whole.dtype, scope, transposed, _stack,
-                tuple(pieces),
+                "concatenate", sources, (storage,), shapes, (whole.elements,), whole.dtype, scope, transposed,
+                stack_pieces, tuple(pieces),
             )
         )  # fmt: skip
         return seen

@@ -1,0 +1,148 @@
+"""Steps by different plans give the same numbers and keep within the bytes that the checker counts."""
+
+import jax
+import numpy as np
+import pytest
+from checker_bytes import checker_bytes
+from steps import OPTIMIZER, identical, largest_difference, perceptron, plan, planned
+
+from tmojax.check import check
+from tmojax.execute.ledger import Ledger
+
+PLANS = [
+    ("keep-all",),
+    ("offload-all",),
+    ("recompute-all",),
+    ("oblivious",),
+    ("offload-all", "recompute-all", "keep-all", "sqrt-n"),
+]
+# Float32 sums in another order: the ordinary step is fused across the ops of the plan.
+TOLERANCE = 2e-5
+
+
+@pytest.fixture(scope="module")
+def case():
+    return perceptron()
+
+
+@pytest.fixture(scope="module")
+def kept(case):
+    """State, loss and gradients of two steps that keep everything."""
+    return two_steps(case, case.problem(), plan(case.problem(), "keep-all"))
+
+
+def two_steps(case, problem, schedule):
+    step = planned(case, problem, schedule)
+    first = step.step(case.batches(), gradients=True)
+    second = step.step(case.batches(1))
+    return step, first, second, step.state()
+
+
+def test_the_kept_step_is_the_ordinary_step(case, kept):
+    step = planned(case, case.problem(), plan(case.problem(), "keep-all"))
+    result = step.step(case.batches(), gradients=True)
+    params, state, gradients = case.unplanned(case.batches())
+    assert largest_difference(step.state()[:2], (params, state)) < TOLERANCE
+    names = sorted(result.gradients[0])
+    sums = [result.gradients[0][name] / case.micro_batches for name in names]
+    assert names == sorted(f"dense{i}.{part}.grad" for i in range(3) for part in ("kernel", "bias"))
+    expected = [gradients[n.split(".")[0]][n.split(".")[1]] for n in names]
+    assert largest_difference(sums, expected) < TOLERANCE
+    losses = [float(case.loss(case.params, b)) for own in case.batches() for b in own]
+    assert result.loss == pytest.approx(np.mean(losses), rel=1e-5)
+    assert all(not accumulator.any() for accumulator in jax.tree.leaves(step.state()[2]))
+
+
+@pytest.mark.parametrize("names", PLANS, ids="+".join)
+def test_every_plan_gives_the_same_bits(case, kept, names):
+    _, first, second, state = kept
+    problem = case.problem()
+    step, ours, later, reached = two_steps(case, problem, plan(problem, *names))
+    assert identical(reached, state) and later.loss == second.loss
+    for device in range(4):
+        assert identical(ours.gradients[device], first.gradients[0])
+        assert identical(step.state(device), state)
+    assert ours.values == first.values
+
+
+@pytest.mark.parametrize("names", PLANS, ids="+".join)
+def test_live_bytes_never_exceed_what_the_checker_counts(case, names):
+    problem = case.problem()
+    schedule = plan(problem, *names)
+    step = planned(case, problem, schedule)
+    results = [step.step(case.batches()), step.step(case.batches(1)), step.step(case.batches(2), measure=True)]
+    report = check(problem, schedule)
+    for result in results:
+        for device, counts in enumerate(result.memory):
+            for count, allowed in zip(counts, checker_bytes(problem, schedule, device), strict=True):
+                assert count.planned_bytes.items() >= allowed.items()
+                assert all(size <= count.planned_bytes[at] for at, size in count.counted_bytes.items())
+        peaks = [max(c[device].counted_peak_bytes for c in result.memory) for device in range(4)]
+        limits = [report.peak_bytes[memory.name] for memory in problem.machine.memories[:4]]
+        assert all(0 < peak <= max(limits) for peak in peaks)
+
+
+def test_less_memory_is_really_used(case):
+    """Offloading lowers the counted peak, and the arrays that exist agree with the count at every dispatch."""
+    peaks = {}
+    for name in ("keep-all", "offload-all"):
+        problem = case.problem()
+        step = planned(case, problem, plan(problem, name))
+        peaks[name] = max(count.counted_peak_bytes for count in step.step(case.batches()).memory[0][:1])
+    assert peaks["offload-all"] < peaks["keep-all"]
+
+
+def test_the_count_agrees_with_the_arrays_that_exist(monkeypatch):
+    alone = perceptron(gpus=1, micro_batches=2)
+    problem = alone.problem()
+    step = planned(alone, problem, plan(problem, "offload-all"))
+    memory = problem.machine.devices[0].memory
+    other = {id(a) for a in jax.live_arrays()} - {id(a) for key, a in step._table.items() if key[3] == memory}
+    beyond = []
+    original = Ledger.allocate
+
+    def watched(self, where, position, size_bytes):
+        exact = sum(
+            a.nbytes for a in jax.live_arrays()
+            if id(a) not in other and a.sharding.memory_kind == "device" and jax.devices()[0] in a.devices()
+        )  # fmt: skip
+        if where == memory:
+            beyond.append(exact - self._live[where])
+        return original(self, where, position, size_bytes)
+
+    monkeypatch.setattr(Ledger, "allocate", watched)
+    step.step(alone.batches())
+    # Temporaries of the compiler are counted and are no arrays: so at most as much.
+    assert len(beyond) > 20 and max(beyond) <= 0
+
+
+def test_host_buffers_are_used_again(case):
+    problem = case.problem()
+    step = planned(case, problem, plan(problem, "offload-all"))
+    step.step(case.batches())
+    after_one = step.host_buffers
+    for seed in range(3):
+        step.step(case.batches(seed))
+    assert [allocated for allocated, _ in step.host_buffers] == [allocated for allocated, _ in after_one]
+    assert all(now[1] > before[1] for now, before in zip(step.host_buffers, after_one, strict=True))
+
+
+def test_what_the_caller_gave_is_still_there(case):
+    params, state = case.params, OPTIMIZER.init(case.params)
+    problem = case.problem()
+    step = planned(case, problem, plan(problem, "offload-all"))
+    before = jax.tree.map(np.array, (params, state))
+    batches = case.batches()
+    copies = jax.tree.map(np.array, batches)
+    step.step(batches)
+    step.step(case.batches(5))
+    assert identical((params, state), before) and identical(batches, copies)
+
+
+def test_a_step_of_merged_ops_gives_the_same_numbers(case):
+    merged = perceptron(gpus=2, coarsen="layer")
+    problem = merged.problem()
+    step = planned(merged, problem, plan(problem, "keep-all"))
+    step.step(merged.batches())
+    params, state, _ = merged.unplanned(merged.batches())
+    assert largest_difference(step.state()[:2], (params, state)) < TOLERANCE
