@@ -11,7 +11,7 @@ SHARE = 50.0  # bytes per second and GPU
 
 
 def fine_chain(gpus: int, layers: int, share: float, actions):
-    """The same bytes and seconds in any number of layers: 4800 bytes, 24 s forward and 48 s backward a GPU; each slot is
+    """The same bytes and seconds in any number of layers: 4800 bytes, 24 s forward, 48 s backward a GPU; each slot is
     a fluid step, and no tensor is small."""
     return chain(gpus, layers, factor=1.5, sizes=(4800 // layers,), seconds=(24 / layers,), rate=share * gpus,
                  actions=actions)  # fmt: skip

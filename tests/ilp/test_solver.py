@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tmojax.bounds.highs import INFINITY, LinearModel, SolverStatus
 from tmojax.errors import InputError
 from tmojax.ilp.solver import SolverSettings, solve_figures, solve_milp
+from tmojax.planners.registry import PLANNERS
 
 EXACT = SolverSettings(time_limit_s=60.0, gap=0.0)
 
@@ -105,4 +106,6 @@ def test_settings_out_of_range(field, value):
 @pytest.mark.skipif(importlib.util.find_spec("gurobipy") is not None, reason="Gurobi is installed")
 def test_a_missing_gurobi_is_told_with_the_remedy():
     with pytest.raises(InputError, match="'gurobi' is not installed; `pip install gurobipy`"):
-        solve_milp(knapsack([1], [1], 1), SolverSettings(solver="gurobi"))
+        SolverSettings(solver="gurobi")
+    with pytest.raises(InputError, match="'gurobi' is not installed"):
+        PLANNERS["lockstep-milp"](solver="gurobi")

@@ -18,14 +18,19 @@ from tmojax.bounds.highs import Answer, LinearModel, SolverStatus
 from tmojax.errors import InputError
 
 
-def _gurobi() -> Any:
+def require_gurobi() -> None:
+    """Raises InputError, with the remedy, when Gurobi is not installed. Does not import it."""
     if importlib.util.find_spec("gurobipy") is None:
         raise InputError("solver: 'gurobi' is not installed; `pip install gurobipy` with a licence, or use 'highs'")
+
+
+def _gurobi() -> Any:
+    require_gurobi()
     return importlib.import_module("gurobipy")
 
 
 def gurobi_version() -> str:
-    """Name and version. Raises InputError when Gurobi is not installed."""
+    """Name and version."""
     return "Gurobi " + ".".join(str(part) for part in _gurobi().gurobi.version())
 
 

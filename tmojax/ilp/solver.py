@@ -10,7 +10,7 @@ import numpy as np
 
 from tmojax.bounds.highs import Answer, LinearModel, solver_version
 from tmojax.errors import InputError
-from tmojax.ilp.gurobi import gurobi_version, solve_with_gurobi
+from tmojax.ilp.gurobi import gurobi_version, require_gurobi, solve_with_gurobi
 
 SOLVERS = ("highs", "gurobi")
 MOST_THREADS = 256  # HiGHS ends the process when it cannot start as many as it is told
@@ -18,7 +18,10 @@ MOST_THREADS = 256  # HiGHS ends the process when it cannot start as many as it 
 
 @dataclass(frozen=True)
 class SolverSettings:
-    """time_limit_s of one solve; gap: relative, at which it stops; threads; solver: `highs` or `gurobi`."""
+    """time_limit_s of one solve; gap: relative, at which it stops; threads; solver: `highs` or `gurobi`.
+
+    Raises InputError for values out of range, and for Gurobi where it is not installed.
+    """
 
     time_limit_s: float = 12.0
     gap: float = 5e-3
@@ -34,17 +37,16 @@ class SolverSettings:
             raise InputError(f"threads: {self.threads} must be between 1 and {MOST_THREADS}")
         if self.solver not in SOLVERS:
             raise InputError(f"solver: {self.solver!r} is unknown; choose one of {', '.join(SOLVERS)}")
+        if self.solver == "gurobi":
+            require_gurobi()
 
     def version(self) -> str:
-        """Name and version of the solver. Raises InputError when it is not installed."""
+        """Name and version of the solver."""
         return gurobi_version() if self.solver == "gurobi" else solver_version()
 
 
 def solve_milp(model: LinearModel, settings: SolverSettings, start: np.ndarray | None = None) -> Answer:
-    """Minimise. `start` [columns]: values of an incumbent, nan where the solver is to find them.
-
-    Raises InputError when the solver is not installed.
-    """
+    """Minimise. `start` [columns]: values of an incumbent, nan where the solver is to find them."""
     if settings.solver == "gurobi":
         return solve_with_gurobi(model, settings.time_limit_s, settings.gap, settings.threads, start)
     return model.solve(time_limit_s=settings.time_limit_s, threads=settings.threads, gap=settings.gap, start=start)

@@ -1,0 +1,262 @@
+"""The tables and the figure, from the files that run.py has written. Pure functions of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from instances import INSTANCES
+from matplotlib.figure import Figure
+from rivals import HEURISTICS, MODELS, SEARCHES
+
+from tmojax.problem.strict_json import write_text
+from tmojax.report.figure_style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILLION,
+    figure_settings,
+    svg_text,
+    write_svg,
+)
+
+BEGIN, END = "<!-- written by run.py: begin -->\n", "<!-- written by run.py: end -->\n"
+COLOURS = (BLUE, SKY, ORANGE, VERMILLION, GREEN, PURPLE, BLACK)
+MARKS = ("o", "s", "D", "^", "v", "P", "X")
+HIDDEN = {"lockstep-milp, warm", "budget-milp, warm", "tmo-milp, not disjoint"}  # in tables only
+
+Run = dict[str, Any]
+Facts = dict[str, dict[str, Any]]
+
+
+def best_of(runs: list[Run], instance: str, names: tuple[str, ...]) -> Run | None:
+    """The fastest valid plan of these rivals."""
+    found = [run for run in runs if run["instance"] == instance and run["rival"] in names and run["valid"]]
+    return min(found, key=lambda run: run["step_s"], default=None)
+
+
+def with_limit(runs: list[Run], instance: str, rival: str, limit_s: float) -> Run | None:
+    """The run with that limit, or the one with less time that ended by itself."""
+    found = [run for run in runs if run["instance"] == instance and run["rival"] == rival]
+    found = [run for run in found if run["limit_s"] == limit_s or (run["limit_s"] or 0) < limit_s]
+    if not found:
+        return None
+    last = max(found, key=lambda run: run["limit_s"] or 0)
+    return last if last["limit_s"] == limit_s or not last["time_limited"] else None
+
+
+def over_bound(run: Run | None, facts: Facts) -> float | None:
+    return run["step_s"] / facts[run["instance"]]["bound_s"] - 1 if run is not None and run["valid"] else None
+
+
+def solve_sums(run: Run) -> dict[str, Any]:
+    """Figures of all solves of a run together; None where one of them has no such number.
+
+    Sizes and times add up. first: until the last solve has an incumbent, so that there is a plan. claimed and gap: the
+    largest.
+    """
+    solves = run["details"].get("solves", [])
+
+    def all_of(name: str) -> list[float] | None:
+        values = [solve.get(name) for solve in solves]
+        return values if values and None not in values else None  # type: ignore[return-value]
+
+    def total(name: str) -> float | None:
+        values = all_of(name)
+        return sum(values) if values is not None else None
+
+    def largest(name: str) -> float | None:
+        values = all_of(name)
+        return max(values) if values is not None else None
+
+    firsts = all_of("first_incumbent_s")
+    spent_s = sum(solve.get("solve_s") or 0.0 for solve in solves[:-1])
+    return {
+        "rows": total("rows"), "columns": total("columns"), "integer": total("integer_columns"),
+        "build_s": total("build_s"), "solve_s": total("solve_s"),
+        "first_s": spent_s + firsts[-1] if firsts else None,
+        "claimed_s": largest("claimed_step_s"), "gap": largest("model_gap"),
+    }  # fmt: skip
+
+
+def _percent(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{100 * value:.1f} %" if value < 10 else f"{1 + value:.0f} x"
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+def _count(value: float | None) -> str:
+    return "-" if value is None else f"{int(value):,}"
+
+
+def _outcome(run: Run | None, facts: Facts) -> str:
+    """Time above the bound; *: ended by its time limit. Without a plan, why."""
+    if run is None:
+        return ""
+    if run["mistakes"]:
+        return "mistake"
+    if not run["valid"]:
+        words = {"no feasible plan found": "none", "proved infeasible": "infeasible"}
+        return words.get(run["status"], run["status"]) + ("*" if run["time_limited"] else "")
+    return _percent(over_bound(run, facts)) + ("*" if run["time_limited"] else "")
+
+
+def summary_table(runs: list[Run], facts: Facts, limit_s: float) -> list[str]:
+    """Step time above the bound, one row for each instance."""
+    names = [model.name for model in MODELS if any(run["rival"] == model.name for run in runs)]
+    head = ["instance", "bound, s", "best heuristic", *(rival.name for rival in SEARCHES), *names]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for name, fact in facts.items():
+        best = best_of(runs, name, tuple(rival.name for rival in HEURISTICS))
+        cells = [fact["words"], f"{fact['bound_s']:.5g}", f"{_outcome(best, facts)} ({best['rival']})" if best else "-"]
+        searched = [next((r for r in runs if r["instance"] == name and r["rival"] == s.name), None) for s in SEARCHES]
+        cells += [_outcome(run, facts) for run in searched]
+        found = [with_limit(runs, name, model, limit_s) for model in names]
+        times = [run["step_s"] for run in [best, *searched, *found] if run is not None and run["valid"]]
+        cells += [_outcome(run, facts) for run in found]
+        for place, run in enumerate([best, *searched, *found]):
+            if run is not None and run["valid"] and run["step_s"] <= min(times) * (1 + 1e-4):
+                cells[2 + place] = f"**{cells[2 + place]}**"
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def detail_table(runs: list[Run], facts: Facts) -> list[str]:
+    """One row for each run of a model."""
+    lines = [
+        "| instance | model | limit, s | status | rows | columns | integer | build, s | first incumbent, s | solve, s "
+        "| gap of the model | claimed, s | simulated, s | above the bound |",
+        "|" + "---|" * 14,
+    ]
+    order = {model.name: place for place, model in enumerate(MODELS)}
+    for name in facts:
+        mine = [run for run in runs if run["instance"] == name and run["rival"] in order]
+        for run in sorted(mine, key=lambda run: (order[run["rival"]], run["limit_s"] or 0)):
+            sums = solve_sums(run)
+            lines.append("| " + " | ".join((
+                name, run["rival"], _seconds(run["limit_s"]), run["status"], _count(sums["rows"]),
+                _count(sums["columns"]), _count(sums["integer"]), _seconds(sums["build_s"]), _seconds(sums["first_s"]),
+                _seconds(sums["solve_s"]), _percent(sums["gap"]),
+                f"{sums['claimed_s']:.5g}" if sums["claimed_s"] is not None else "-",
+                f"{run['step_s']:.5g}" if run["valid"] else "-", _percent(over_bound(run, facts)),
+            )) + " |")  # fmt: skip
+    return lines
+
+
+def other_table(runs: list[Run], facts: Facts) -> list[str]:
+    """Heuristics and searches: time above the bound and planning time."""
+    names = [rival.name for rival in (*HEURISTICS, *SEARCHES)]
+    lines = ["| instance | " + " | ".join(names) + " |", "|" + "---|" * (1 + len(names))]
+    for name in facts:
+        cells = []
+        for rival in names:
+            run = next((r for r in runs if r["instance"] == name and r["rival"] == rival), None)
+            cells.append(f"{_outcome(run, facts)}, {run['plan_s']:.1f} s" if run is not None else "")
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def facts_line(runs: list[Run]) -> str:
+    if not runs:
+        return "No runs."
+    dates = sorted({run["date"] for run in runs})
+    versions: dict[str, set[str]] = {}
+    for run in runs:
+        for package in ("python", "highspy", "ortools", "jax", "numpy"):
+            if package in run["provenance"]["versions"]:
+                versions.setdefault(package, set()).add(run["provenance"]["versions"][package])
+    solvers = sorted({s["solver"] for run in runs for s in run["details"].get("solves", []) if s.get("solver")})
+    commits = sorted({(run["provenance"]["git_commit"] or "none")[:7] for run in runs})
+    first = runs[0]["provenance"]
+    minutes = sum(run["plan_s"] for run in runs) / 60
+    return (
+        f"{first['cpu_count']} CPU cores ({first['platform']}), {' to '.join(dict.fromkeys((dates[0], dates[-1])))}; "
+        + ", ".join(f"{package} {'/'.join(sorted(found))}" for package, found in versions.items())
+        + f"; {', '.join(solvers)}. {len(runs)} runs, {minutes:.0f} minutes of planning. "
+        + f"Commits {', '.join(commits)} (each run names its own). "
+        + (f"**{sum(bool(run['mistakes']) for run in runs)} runs with mistakes.**" if any(r["mistakes"] for r in runs)
+           else "The checker accepted every plan.")
+    )  # fmt: skip
+
+
+def write_table(runs: list[Run], facts: Facts, folder: Path, readme: Path | None) -> None:
+    """Write table.md and table.svg into `folder`; put the short tables between the marks of `readme`."""
+    order = [instance.name for instance in INSTANCES]
+    facts = {name: facts[name] for name in order if name in facts}
+    limits = sorted({run["limit_s"] for run in runs if run["limit_s"]})
+    short = [facts_line(runs), ""]
+    for limit_s in limits:
+        known = {name: fact for name, fact in facts.items() if any(
+            run["instance"] == name and run["limit_s"] == limit_s for run in runs
+        )}  # fmt: skip
+        if known:
+            short += [f"Step time above the proved bound with a time limit of {limit_s:g} s:", "",
+                      *summary_table(runs, known, limit_s), ""]  # fmt: skip
+    short += ["Heuristics and searches, with their planning time:", "", *other_table(runs, facts), ""]
+    text = "\n".join([*short, "Every run of a model:", "", *detail_table(runs, facts), ""])
+    write_text(folder / "table.md", text)
+    if limits and facts:
+        write_svg(folder / "table.svg", svg_text(draw(runs, facts, limits)))
+    if readme is not None:
+        head, _, rest = readme.read_text(encoding="utf-8").partition(BEGIN)
+        _, _, tail = rest.partition(END)
+        body = "\n".join([*short, "Size, times and gaps of every run: [table.md](results/table.md).", ""])
+        write_text(readme, f"{head}{BEGIN}\n{body}\n{END}{tail}")
+
+
+def draw(runs: list[Run], facts: Facts, limits: list[float]) -> Figure:
+    """Left: time above the bound of every plan, with the second limit (the only one in a quick run). Right: what the
+    model's gap is when its time is up, over its size."""
+    limit_s = limits[min(1, len(limits) - 1)]
+    shown = [model.name for model in MODELS if model.name not in HIDDEN]
+    styles = {name: (COLOURS[n % len(COLOURS)], MARKS[(n + n // len(COLOURS)) % len(MARKS)])
+              for n, name in enumerate(shown)}  # fmt: skip
+    with figure_settings():
+        figure = Figure(figsize=(10.0, 0.55 * len(facts) + 2.6))
+        left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+        for row, name in enumerate(facts):
+            left.axhline(row, color="#d0d7de", linewidth=0.6)
+            best = best_of(runs, name, tuple(rival.name for rival in HEURISTICS))
+            gradient = next((r for r in runs if r["instance"] == name and r["rival"] == "gradient"), None)
+            for run, colour, label in ((best, GREY, "best heuristic"), (gradient, BLACK, "gradient")):
+                value = over_bound(run, facts)
+                if value is not None:
+                    left.plot(max(value, 1e-4), row, "|", color=colour, markersize=16, markeredgewidth=2.2,
+                              label=label if row == 0 else None)  # fmt: skip
+            for number, model in enumerate(shown):
+                run = with_limit(runs, name, model, limit_s)
+                value = over_bound(run, facts)
+                offset = 0.6 * (number / max(len(shown) - 1, 1) - 0.5)
+                if value is not None:
+                    left.plot(max(value, 1e-4), row + offset, styles[model][1], color=styles[model][0], markersize=5)
+                sums = solve_sums(run) if run is not None else {}
+                if sums.get("gap") is not None and sums.get("columns"):
+                    right.plot(sums["columns"], max(sums["gap"], 1e-5), styles[model][1], color=styles[model][0],
+                               markersize=5)  # fmt: skip
+        for model in shown:
+            if any(run["rival"] == model for run in runs):
+                left.plot([], [], styles[model][1], color=styles[model][0], markersize=5, label=model)
+        left.set_xscale("log")
+        left.set_xlabel("above the proved bound (0.01 % stands for less)")
+        left.set_title(f"plans, time limit {limit_s:g} s")
+        left.set_yticks(range(len(facts)), list(facts))
+        left.set_ylim(len(facts) - 0.5, -0.5)
+        left.grid(axis="x")
+        right.set_xscale("log")
+        right.set_yscale("log")
+        right.set_xlabel("columns of the model")
+        right.set_title("gap that the solver leaves")
+        right.grid()
+        for axis in (left.xaxis, right.yaxis):
+            axis.set_major_formatter(lambda value, _: f"{100 * value:.4g} %")
+        handles, labels = left.get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=6)
+        return figure
