@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from tmojax.planners.base import Planner
 from tmojax.planners.checkmate import Checkmate, CheckmateRounding
+from tmojax.planners.cp_sat import CpSat
 from tmojax.planners.fluid import BudgetMilp, LockstepMilp, Oblivious
 from tmojax.planners.gradient import Gradient, LocalSearch
+from tmojax.planners.offmate import OffMate
+from tmojax.planners.outer_lp import OuterLp
 from tmojax.planners.poet import Poet
 from tmojax.planners.ratio import RatioSweep
 from tmojax.planners.simple import KeepAll, OffloadAll, RecomputeAll, SqrtCheckpointing
@@ -26,6 +29,9 @@ PLANNERS: dict[str, type[Planner]] = {
     "checkmate": Checkmate,
     "checkmate-lp": CheckmateRounding,
     "poet": Poet,
+    "outer-lp": OuterLp,
+    "offmate": OffMate,
     "local-search": LocalSearch,
+    "cp-sat": CpSat,
     "gradient": Gradient,
 }
