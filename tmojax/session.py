@@ -7,10 +7,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
+from tmojax.arena import place
 from tmojax.bounds import BoundReport, BoundStatus, bound
 from tmojax.check import CheckReport, check
 from tmojax.config import BuiltProblem, FileWorkload, RunConfig, build_problem
-from tmojax.errors import InfeasibleError
+from tmojax.errors import InfeasibleError, InputError
 from tmojax.planners.base import Planner, PlanResult, Status, Stopwatch
 from tmojax.planners.fluid import Oblivious
 from tmojax.planners.gradient import Gradient, LocalSearch
@@ -37,6 +38,8 @@ from tmojax.units import format_bytes, format_seconds
 BASELINES = (KeepAll, OffloadAll, RecomputeAll, SqrtCheckpointing, Oblivious)
 # These start from what others found; the coordination headroom is what the others leave.
 SEARCHES = (LocalSearch, Gradient)
+# Steps of the search for an arena, at most half a second for a plan; most need none.
+ARENA_EFFORT = 50_000_000
 # The nearest capacity that fits is sought to this fraction of the footprint.
 CAPACITY_STEP = 1 / 64
 
@@ -149,6 +152,7 @@ class Session:
         checked: CheckReport | None = None
         simulation: Simulation | None = None
         jitter: Jitter | None = None
+        arena_bytes: dict[str, int] = {}
         if result.schedule is not None:
             with self._folder.phase("check", planner=planner.name) as found:
                 checked = check(self.problem, result.schedule)
@@ -158,6 +162,8 @@ class Session:
                     simulation = simulate(self.problem, result.schedule, record=True)
                     if math.isfinite(simulation.step_s):
                         jitter = time_under_jitter(self.problem, result, self._config)
+                with self._folder.phase("arena", planner=planner.name):
+                    arena_bytes = self._place(result)
         outcome = Outcome(
             result,
             checked,
@@ -165,6 +171,7 @@ class Session:
             self._bound_for(planner, result),
             jitter,
             heuristic=not isinstance(planner, SEARCHES),
+            arena_bytes=arena_bytes,
         )
         self._outcomes.append(outcome)
         if result.schedule is not None:
@@ -174,6 +181,16 @@ class Session:
                      f"{format_seconds(result.plan_s)}")  # fmt: skip
         else:
             self.say(f"{planner.name}: {outcome.status}" + (f"; {result.message}" if result.message else ""))
+
+    def _place(self, result: PlanResult) -> dict[str, int]:
+        """Bytes of the arena of each device memory; empty, and said, where there are too many blocks to place."""
+        assert result.schedule is not None
+        try:
+            arenas = place(self.problem, result.schedule, effort=ARENA_EFFORT)
+        except InputError as error:
+            self.say(f"{result.planner}: no arena: {error}")
+            return {}
+        return {name: arena.arena_bytes for name, arena in arenas.items()}
 
     def _bound_for(self, planner: Planner, result: PlanResult) -> float:
         """The lower bound for the actions that the planner may use; without a plan the one for all actions will do."""

@@ -14,38 +14,21 @@ import platform
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
+from steps import imported
 
 from tmojax.check import check, checker
-from tmojax.config import build_problem, load_config
 from tmojax.planners.registry import PLANNERS
 from tmojax.problem import Problem, Schedule
 from tmojax.simulate import prepare, simulate
 
-ROOT = Path(__file__).parents[2]
-
-# name: (planner, overrides of configs/runs/quickstart.toml, seconds that simulate and check may take)
+# name: (planner, seconds that simulate and check may take)
 CASES = {
-    "GPT-2, 4 GPUs, K=8": ("offload-all", [], None),
-    "GPT-2 XL, 4 GPUs, K=4": (
-        "offload-all",
-        ["workload.model=gpt2-xl", "workload.batch=1", "micro_batches=4", "capacity.footprint_factor=1.5"],
-        0.3,
-    ),
-    "Llama-7B, 8 GPUs, K=16": (
-        "ratio-sweep",
-        ["workload.model=llama-7b", "workload.batch=1", "micro_batches=16", "machine.preset=rtxpro6000x8-one-root",
-         "capacity.footprint_factor=1.5"],
-        5.0,
-    ),
-}  # fmt: skip
-
-
-def imported(overrides: list[str]) -> Problem:
-    """The problem of configs/runs/quickstart.toml with overrides."""
-    return build_problem(load_config(ROOT / "configs" / "runs" / "quickstart.toml", overrides)).problem
+    "GPT-2, 4 GPUs, K=8": ("offload-all", None),
+    "GPT-2 XL, 4 GPUs, K=4": ("offload-all", 0.3),
+    "Llama-7B, 8 GPUs, K=16": ("ratio-sweep", 5.0),
+}
 
 
 def plan(problem: Problem, planner: str) -> Schedule:
@@ -82,15 +65,15 @@ def main() -> None:
     repeats = options.repeats
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}; best of {repeats}\n")
     problems = {}
-    for name, (planner, overrides, _) in CASES.items():
-        problem = imported(overrides)
+    for name, (planner, _) in CASES.items():
+        problem = imported(name)
         problems[name] = (problem, plan(problem, planner))
         print(f"{name}: imported and planned", file=sys.stderr, flush=True)
     late = []
     print("| step | planner | ops | instructions | events | prepare ms | run ms | events/s | check ms | detailed ms "
           "| simulate and check ms | limit ms |\n|---|---|---|---|---|---|---|---|---|---|---|---|")  # fmt: skip
     quick_report = checker.quick_report
-    for name, (planner, _, limit_s) in CASES.items():
+    for name, (planner, limit_s) in CASES.items():
         problem, schedule = problems[name]
         both_s = min(both_of_a_new_problem(problem, schedule) for _ in range(repeats))
         prepared = prepare(problem, schedule)

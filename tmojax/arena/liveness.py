@@ -62,7 +62,7 @@ class _ListBlocks:
         self._left: dict[_Storage, int] = {}  # storage of the start -> position of its first release
         self._loans: dict[int, tuple[int, int]] = {}  # loan -> (position, bytes)
         self._ran: set[tuple[int, int]] = set()
-        self._members: dict[tuple[int, object], list[Tensor]] = {}  # (owner, alias group or tensor) -> its tensors
+        self._members: dict[int, dict[object, list[Tensor]]] = {}  # owner -> alias group or tensor -> its tensors
 
     def walk(self) -> None:
         for placement in self._initial:
@@ -167,10 +167,7 @@ class _ListBlocks:
 
     def _add_storage(self, storage: _Storage, lower: int, upper: int, gaps: tuple[tuple[int, int], ...] = ()) -> None:
         owner, group, k, memory, form, part, parts = storage
-        if (owner, group) not in self._members:
-            tensors = self._problem.workload.program(owner).tensors
-            self._members[owner, group] = [t for index, t in enumerate(tensors) if group in (index, t.alias_group)]
-        members = self._members[owner, group]
+        members = self._members_of(owner)[group]
         size_bytes = max(part_bytes(spec.size_bytes, part, parts) for spec in members)
         name = members[0].name
         if members[0].lifetime is Lifetime.MICRO_BATCH:
@@ -183,6 +180,13 @@ class _ListBlocks:
         if owner != self._device:
             name += f" of {self._problem.machine.devices[owner].name}"
         self._add(memory, name, size_bytes, lower, upper, gaps)
+
+    def _members_of(self, owner: int) -> dict[object, list[Tensor]]:
+        if owner not in self._members:
+            groups = self._members[owner] = {}
+            for index, tensor in enumerate(self._problem.workload.program(owner).tensors):
+                groups.setdefault(tensor.alias_group or index, []).append(tensor)
+        return self._members[owner]
 
     def _add(self, memory: int, name: str, size_bytes: int, lower: int, upper: int,
              gaps: tuple[tuple[int, int], ...] = ()) -> None:  # fmt: skip

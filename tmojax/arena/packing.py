@@ -101,10 +101,13 @@ class _Part:
         lifetime = (upper - lower).astype(np.float64)
         self._keys = (lifetime, lifetime * self._sizes, self._sizes.astype(np.float64))
         self._skyline = _Skyline(lower, upper, self._sizes)
+        self._bound = peak_live(self._spans, self._sizes)
         for order in _orders(self._spans, self._sizes, lifetime):
-            self._try(order)
+            if self.top > self._bound:
+                self._try(order)
         for key in self._keys:
-            self._try(self._by_offset(self._skyline.offsets(key)))
+            if self.top > self._bound:
+                self._try(self._by_offset(self._skyline.offsets(key)))
 
     def _by_offset(self, offsets: np.ndarray) -> np.ndarray:
         """The order in which decoding gives the same offsets or lower ones."""
@@ -125,7 +128,7 @@ class _Part:
 
     def search(self, enough: int, effort: int) -> int:
         """Look for an arena of at most `enough` units. Returns the effort spent."""
-        bound = max(enough, peak_live(self._spans, self._sizes))
+        bound = max(enough, self._bound)
         spent = 0
         for number, (key, heat) in enumerate(zip(self._keys, _HEATS, strict=True)):
             if self.top > bound:

@@ -72,9 +72,7 @@ def place_first_fit(blocks: Sequence[Block], *, alignment_bytes: int = 1) -> Are
     return _arena(blocks, alignment_bytes, first_fit)
 
 
-def _arena(
-    blocks: Sequence[Block], alignment_bytes: int, method: Callable[[Spans, np.ndarray], np.ndarray]
-) -> Arena:
+def _arena(blocks: Sequence[Block], alignment_bytes: int, method: Callable[[Spans, np.ndarray], np.ndarray]) -> Arena:
     _validate(blocks, alignment_bytes)
     spans = spans_of(blocks)
     sizes = np.array([block.size_bytes for block in blocks], np.int64)

@@ -36,7 +36,7 @@ MOST_DECISIONS = 30
 LEFT_OUT = (
     "Memory that is neither a tensor of the step nor workspace of an op: the CUDA context, libraries, communication "
     "buffers. Set the reserve of a memory to account for it.",
-    "Fragmentation: a plan needs its peak as bytes; offsets can be fixed ahead, because the order of allocations is.",
+    "An allocator that places blocks when they are asked for may need more than the arena, whose offsets are fixed.",
     "Op times are those of the workload's source above; clocks, temperature and input-dependent work vary.",
     "Copies and compute slow each other down only by the factors of the machine (none where they are 1).",
     "Data loading fills the inputs in host memory before the step and takes neither time nor bandwidth here.",

@@ -34,6 +34,9 @@ class Jitter:
 class Outcome:
     """One planner's result with what simulator and checker say about it.
 
+    `arena_bytes`: per device memory, the size of an arena in which everything that a list allocates has a fixed offset
+    (`tmojax.arena`); empty without a valid plan.
+
     `bound_s`: proven lower bound of the step time for the actions that this planner may use (0: unknown). `baseline`:
     the one that others are compared with. `heuristic`: counts for the coordination headroom.
     """
@@ -45,6 +48,7 @@ class Outcome:
     jitter: Jitter | None = None
     baseline: bool = False
     heuristic: bool = False
+    arena_bytes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def planner(self) -> str:
@@ -63,6 +67,13 @@ class Outcome:
     def step_s(self) -> float:
         """Simulated step time of a valid plan, seconds; inf without one."""
         return self.simulation.step_s if self.valid and self.simulation is not None else math.inf
+
+    @property
+    def arena_overhead(self) -> float | None:
+        """Largest share by which the arena of a device memory exceeds its peak; None without arenas."""
+        peaks = self.check.peak_bytes if self.check is not None else {}
+        shares = [size / peaks[name] - 1 for name, size in self.arena_bytes.items() if peaks.get(name)]
+        return max(shares, default=None)
 
     @property
     def gap(self) -> float | None:

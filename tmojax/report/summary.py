@@ -55,6 +55,8 @@ def _planner(report: RunReport, outcome: Outcome) -> dict[str, Any]:
         "bound_s": outcome.bound_s or None,
         "gap": outcome.gap,
         "peak_bytes": dict(outcome.check.peak_bytes) if outcome.check else {},
+        "arena_bytes": dict(outcome.arena_bytes),
+        "arena_over_peak": outcome.arena_overhead,
         "moved_bytes": {link.name: round(float(size)) for link, size in zip(links, moved, strict=False)},
         "stall_s": [float(value) for value in outcome.simulation.stall_s] if usable and outcome.simulation else [],
         "plan_s": result.plan_s,

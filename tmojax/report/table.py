@@ -131,19 +131,22 @@ def memory_table(report: RunReport) -> Table | None:
         return None
     found = peak_by_kind(report.problem, best.result.schedule)
     kinds = [kind for kind in range(len(BYTE_KINDS)) if found[:, kind].any()]
+    arenas = best.arena_bytes
     rows: dict[tuple[str, ...], list[str]] = {}
     for memory, spec in enumerate(report.problem.machine.memories):
         total = int(found[memory].sum())
         if total:
             limit = spec.capacity_bytes - spec.reserve_bytes
+            arena = arenas.get(spec.name)
+            placed = ("-", "-") if arena is None else (format_bytes(arena), percent(arena / total - 1))
             cells = (*(format_bytes(int(found[memory, kind])) for kind in kinds), format_bytes(total),
-                     format_bytes(limit), percent(total / limit))  # fmt: skip
+                     format_bytes(limit), percent(total / limit), *placed)  # fmt: skip
             rows.setdefault(cells, []).append(spec.name)
     return Table(
         f"Memory at its fullest ({best.planner}; by position in the lists, whatever the times)",
-        ("memory", *(BYTE_KINDS[kind] for kind in kinds), "together", "capacity", "used"),
+        ("memory", *(BYTE_KINDS[kind] for kind in kinds), "together", "capacity", "used", "arena", "over peak"),
         tuple((ranges(names), *cells) for cells, names in rows.items()),
-        frozenset(range(1, len(kinds) + 4)),
+        frozenset(range(1, len(kinds) + 6)),
     )
 
 
