@@ -127,6 +127,8 @@ class PlannedStep:
         `measure`: time every instruction; each stream then waits for its own work, so that times are exact and what
         overlaps on one stream no longer does. `gradients`: return them, which waits at every op of the optimizer.
         """
+        if not self._table:
+            raise InputError("state: nothing is loaded; call `load` before the first step")
         self._load_batches(batches)
         run = StepRun(self._prepared, self._table, measure, gradients)
         outcome = run.run()

@@ -19,7 +19,7 @@ from tmojax.execute.admission import Admission
 from tmojax.execute.collectives import AllReduce, Meeting
 from tmojax.execute.host_pool import HostPool
 from tmojax.execute.ledger import Ledger
-from tmojax.execute.lists import Change, Copy, Node, PreparedList
+from tmojax.execute.lists import TRANSFERS, Change, Copy, Node, PreparedList
 from tmojax.execute.segments import Compiled
 from tmojax.execute.tokens import Abort, Token, run_workers
 from tmojax.problem import Kind, Phase, Problem, Schedule, TensorKind
@@ -135,9 +135,8 @@ class StepRun:
             self._collective(device, node)
         else:
             self._transfer(device, node)
-        if self.measure:
-            tokens[node.index].wait_complete()
-            self.outcome.end_s[device][node.index] = self._now_s()
+        if self.measure and node.kind not in TRANSFERS:
+            self._ended(device, node)
 
     def _now_s(self) -> float:
         return time.perf_counter() - self.begin
@@ -145,6 +144,10 @@ class StepRun:
     def _started(self, device: int, node: Node) -> None:
         if self.measure:
             self.outcome.start_s[device][node.index] = self._now_s()
+
+    def _ended(self, device: int, node: Node) -> None:
+        self.tokens[device][node.index].wait_complete()
+        self.outcome.end_s[device][node.index] = self._now_s()
 
     # --- instructions ------------------------------------------------------------------------------------------
 
@@ -216,7 +219,7 @@ class StepRun:
             token = self.tokens[device][node.index]
             self._put(target, copied, token)
             token.start(copied)
-            token.wait_complete()
+            self._ended(device, node)  # the engine is busy until then
         finally:
             self.admission.leave(source[3], target[3])
 

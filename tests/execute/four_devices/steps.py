@@ -87,8 +87,8 @@ def make_case(name, loss, shapes, example, batch, gpus=4, micro_batches=1, bucke
 
 @cache
 def perceptron(gpus=4, micro_batches=2, coarsen="none") -> Case:
-    """Three dense layers with a ReLU between them."""
-    widths = (16, 64, 64, 8)
+    """Three dense layers with a ReLU between them; all of one size, so that little has to be compiled."""
+    widths = (32, 32, 32, 32)
     shapes = {
         f"dense{i}": {"kernel": jax.ShapeDtypeStruct((a, b), jnp.float32), "bias": jax.ShapeDtypeStruct((b,), "float32")}
         for i, (a, b) in enumerate(zip(widths, widths[1:], strict=False))
@@ -105,7 +105,7 @@ def perceptron(gpus=4, micro_batches=2, coarsen="none") -> Case:
         return jnp.mean((x - batch["y"]) ** 2)
 
     def batch(rng):
-        return {"x": rng.normal(size=(32, 16)).astype("float32"), "y": rng.normal(size=(32, 8)).astype("float32")}
+        return {name: rng.normal(size=(48, 32)).astype("float32") for name in ("x", "y")}
 
     example = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), batch(np.random.default_rng(0)))
     return make_case("perceptron", loss, shapes, example, batch, gpus, micro_batches, coarsen=coarsen)

@@ -139,7 +139,8 @@ def test_what_the_caller_gave_is_still_there(case):
     assert identical((params, state), before) and identical(batches, copies)
 
 
-def test_a_step_of_merged_ops_gives_the_same_numbers(case):
+@pytest.mark.long
+def test_a_step_of_merged_ops_gives_the_same_numbers():
     merged = perceptron(gpus=2, coarsen="layer")
     problem = merged.problem()
     step = planned(merged, problem, plan(problem, "keep-all"))
