@@ -30,8 +30,8 @@ def check(problem: Problem, schedule: Schedule) -> CheckReport:
     notes: list[str] = []
     check_shape(static, schedule, findings)
     orders = [] if findings.violations else check_links(static, schedule, findings)
-    if any(violation.rule in (Rule.MALFORMED, Rule.INITIAL) for violation in findings.violations):
-        notes.append("the schedule is malformed, so its lists were not walked")
+    if findings.rules() & {Rule.MALFORMED, Rule.INITIAL}:
+        notes += ["the schedule is malformed, so its lists were not walked", *findings.notes()]
         return CheckReport(tuple(findings.violations), notes=tuple(notes))
     if not findings.violations:
         report = quick_report(static, schedule)
@@ -83,7 +83,7 @@ def _detailed(
         largest_at_peak=largest,
         initial_bytes=dict(zip(names, totals, strict=True)),
         instructions=sum(lengths),
-        notes=tuple(notes),
+        notes=(*notes, *findings.notes()),
     )
 
 

@@ -80,6 +80,7 @@ PARAGRAPHS: dict[Rule, str] = {
 }
 
 START = -1  # instruction number of what a list holds before its first instruction
+MOST_LISTED = 100_000  # violations; a hostile plan must not fill the memory with them
 WHOLE = -1  # device number of a violation that belongs to no list
 
 
@@ -100,15 +101,29 @@ class Violation:
 
 
 class Findings:
-    """Collects violations while the phases run."""
+    """Collects violations while the phases run; beyond MOST_LISTED they are only counted, by rule."""
 
     def __init__(self) -> None:
         self.violations: list[Violation] = []
+        self.more: dict[Rule, int] = {}
 
     def add(
         self, rule: Rule, device: int, instruction: int, message: str, memory: str = "", bytes_over: int = 0
     ) -> None:
-        self.violations.append(Violation(rule, rule.paragraph, device, instruction, message, memory, bytes_over))
+        if len(self.violations) < MOST_LISTED:
+            self.violations.append(Violation(rule, rule.paragraph, device, instruction, message, memory, bytes_over))
+        else:
+            self.more[rule] = self.more.get(rule, 0) + 1
+
+    def rules(self) -> set[Rule]:
+        return {violation.rule for violation in self.violations} | self.more.keys()
+
+    def notes(self) -> list[str]:
+        """What is not listed."""
+        if not self.more:
+            return []
+        counts = ", ".join(f"{count} {rule}" for rule, count in self.more.items())
+        return [f"the first {MOST_LISTED} violations are listed; others are {counts}"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +133,8 @@ class CheckReport:
     `peak_bytes`: per memory name; of a device's own memory the maximum over the positions of its list (loans included),
     of a shared memory the sum of each list's own maximum. `peak_position`: per device, the instruction at which its
     memory is fullest (-1: the start). `largest_at_peak`: per device, up to five (name, bytes) there, largest first.
-    `initial_bytes`: per memory name, before the first instruction. `notes`: phases that were skipped, and why.
+    `initial_bytes`: per memory name, before the first instruction. `notes`: phases that were skipped, and why, and
+    violations that are too many to list.
     """
 
     violations: tuple[Violation, ...]

@@ -75,7 +75,8 @@ def parse_json(data: bytes) -> Any:
 def read_file(path: str | os.PathLike[str]) -> bytes:
     """Read a regular file of at most MAX_FILE_BYTES. Raises InputError (missing, no file, too large, unreadable)."""
     try:
-        with open(path, "rb") as file:
+        # Without O_NONBLOCK a named pipe would be waited for before it is found to be one.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise InputError(f"{path}: not a regular file")
