@@ -5,6 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import max_min
@@ -43,6 +44,15 @@ def rates_of(capacity, flows):
 @settings(max_examples=300, deadline=None)
 @given(networks())
 def test_same_shares_as_in_fractions(network):
+    capacity, flows = network
+    expected = max_min(flows, {link: Fraction(total) for link, total in enumerate(capacity)})
+    np.testing.assert_allclose(rates_of(capacity, flows), [float(level) for level in expected], rtol=1e-12)
+
+
+@pytest.mark.long
+@settings(max_examples=5000, deadline=None)
+@given(networks())
+def test_same_shares_as_in_fractions_many(network):
     capacity, flows = network
     expected = max_min(flows, {link: Fraction(total) for link, total in enumerate(capacity)})
     np.testing.assert_allclose(rates_of(capacity, flows), [float(level) for level in expected], rtol=1e-12)
