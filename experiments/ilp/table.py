@@ -217,7 +217,7 @@ def draw(runs: list[Run], facts: Facts, limits: list[float]) -> Figure:
     model's gap is when its time is up, over its size."""
     limit_s = limits[min(1, len(limits) - 1)]
     shown = [model.name for model in MODELS if model.name not in HIDDEN]
-    styles = {name: (COLOURS[n % len(COLOURS)], MARKS[(n + n // len(COLOURS)) % len(MARKS)])
+    styles = {name: (COLOURS[n % len(COLOURS)], MARKS[(n + 3 * (n // len(COLOURS))) % len(MARKS)])
               for n, name in enumerate(shown)}  # fmt: skip
     with figure_settings():
         figure = Figure(figsize=(10.0, 0.55 * len(facts) + 2.6))

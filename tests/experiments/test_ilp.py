@@ -1,4 +1,4 @@
-"""The comparison of integer programmes on its tiny instance: files, tables, resumption, mistakes in the command line."""
+"""The comparison of integer programmes on its tiny instance: files, tables, resumption, wrong names."""
 
 from __future__ import annotations
 

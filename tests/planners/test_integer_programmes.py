@@ -1,5 +1,7 @@
 """Planners that select by an integer programme: what they say about their solver, and what they take over."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from planner_cases import transformer
@@ -78,8 +80,7 @@ def test_settings_out_of_range(settings):
         Oblivious(**settings)
 
 
-@pytest.mark.parametrize("planner", [LockstepMilp, BudgetMilp])
-@pytest.mark.parametrize("kind", ["offload-all", "ratio-sweep", "recompute-all"])
+@pytest.mark.parametrize(("planner", "kind"), [(LockstepMilp, "offload-all"), (BudgetMilp, "ratio-sweep")])
 def test_warm_start_from_any_plan(planner, kind):
     """With a gap that any solution meets, the claim shows that the start was taken."""
     problem = transformer("prototype-4gpu-12.5", factor=1.2)
@@ -91,3 +92,10 @@ def test_warm_start_from_any_plan(planner, kind):
     assert second["claimed_step_s"] == pytest.approx(first["claimed_step_s"], rel=1e-5)
     hasty = planner(gap=1e9, warm_start=True).plan(problem, seeds=(earlier,))
     assert hasty.status is Status.FEASIBLE and hasty.details["solves"][0]["claimed_step_s"] > 0
+
+
+def test_warm_start_from_a_plan_that_only_has_a_schedule():
+    problem = transformer("prototype-4gpu-12.5", factor=1.2)
+    earlier = replace(PLANNERS["ratio-sweep"]().plan(problem), candidate=None)
+    warm = LockstepMilp(gap=1e9, warm_start=True).plan(problem, seeds=(earlier,))
+    assert warm.details["warm_start_from"] == "ratio-sweep" and warm.status is Status.FEASIBLE

@@ -14,6 +14,7 @@ import numpy as np
 
 from tmojax.errors import InputError
 from tmojax.ilp.fluid import PathRates, solve_fluid
+from tmojax.ilp.from_schedule import decision_from_schedule
 from tmojax.planners.base import PlanResult
 from tmojax.planners.ilp import SelectingPlanner
 from tmojax.planners.repair import repair
@@ -79,7 +80,7 @@ class _FluidPlanner(SelectingPlanner):
         chosen: list[DeviceDecision] = []
         solved: dict[tuple, DeviceDecision] = {}
         details: dict[str, Any] = {"solves": []}
-        known = [result for result in seeds if result.candidate is not None] if self.warm_start else []
+        known = [result for result in seeds if result.schedule is not None] if self.warm_start else []
         origin = min(known, key=lambda result: result.step_s, default=None)
         if origin is not None:
             details["warm_start_from"] = origin.planner
@@ -95,7 +96,7 @@ class _FluidPlanner(SelectingPlanner):
                 allow_offload=Action.OFFLOAD in actions,
                 allow_recompute=Action.RECOMPUTE in actions,
                 settings=self.solver_settings,
-                start=origin.candidate.decisions[device] if origin is not None and origin.candidate else None,
+                start=None if origin is None else _start(bench, origin, device),
                 **limits,
             )
             details["solves"].append(solution.figures)
@@ -107,6 +108,14 @@ class _FluidPlanner(SelectingPlanner):
             solved[key] = fitted
             chosen.append(fitted)
         return tuple(chosen), details
+
+
+def _start(bench: Workbench, origin: PlanResult, device: int) -> DeviceDecision:
+    """What an earlier plan decided for a device: as its planner says, or read off its schedule."""
+    if origin.candidate is not None:
+        return origin.candidate.decisions[device]
+    assert origin.schedule is not None
+    return decision_from_schedule(bench.problem, bench.view(device), origin.schedule, device)
 
 
 @dataclass(frozen=True)
