@@ -11,6 +11,7 @@ from tiny_steps import tiny_problem
 
 from tmojax.bounds import BoundStatus, bound
 from tmojax.bounds.highs import INFINITY, LinearModel, SolverStatus, certified_bound
+from tmojax.check import check
 from tmojax.errors import InputError
 from tmojax.importers.synthetic import SyntheticTransformer, synthetic_transformer
 from tmojax.problem import (
@@ -19,16 +20,21 @@ from tmojax.problem import (
     Collective,
     CollectiveKind,
     Lifetime,
+    Link,
+    ListBuilder,
     Op,
     Phase,
     Problem,
     Program,
+    Route,
+    Schedule,
     Segment,
     Tensor,
     TensorKind,
     Workload,
     keep_all_footprint_bytes,
 )
+from tmojax.simulate import simulate
 
 MOVE, BOTH = frozenset({Action.OFFLOAD}), frozenset({Action.OFFLOAD, Action.RECOMPUTE})
 
@@ -148,15 +154,92 @@ def test_proved_infeasible_names_the_op():
     assert "op 'layer0." in report.message or "op 'layer" in report.message
 
 
-@pytest.mark.parametrize("action", [Action.PEER, Action.SHARD, Action.COMPRESS])
-def test_actions_outside_the_program_fall_back_to_compute(action):
-    problem = transformer(1)
-    machine = replace(
-        shared_path(4, problem.capacity_bytes(0), 12.5e9, peers=True), codecs=(Codec("half", 1, 2, 1e9, 1e9),)
-    )
-    report = bound(replace(problem, machine=machine, actions=MOVE | {action}))
+def test_sharding_falls_back_to_compute():
+    report = bound(replace(transformer(1), actions=MOVE | {Action.SHARD}))
     assert report.status is BoundStatus.COMPUTE_ONLY and report.bound_s == pytest.approx(0.35)
     assert report.claimed == "compute" and report.message
+
+
+def squeezed(actions) -> Problem:
+    """As `forced_offload`, with a codec that halves a; middle leaves no room for what is left of it either."""
+    problem = forced_offload()
+    ops = problem.workload.programs[0].ops
+    program = replace(problem.workload.programs[0], ops=(ops[0], replace(ops[1], workspace_bytes=150), ops[2]))
+    machine = replace(shared_path(1, 160, 50.0), codecs=(Codec("half", 1, 2, 1e9, 1e9),))
+    workload = replace(problem.workload, programs=(program,))
+    return Problem("squeezed", workload, machine, frozenset(actions))
+
+
+def test_compression_by_hand():
+    # a takes 2 s each way, half of it 1 s; encoding and decoding take 1e-7 s and are not counted.
+    problem = squeezed(MOVE | {Action.COMPRESS})
+    assert bound(squeezed(MOVE)).bound_s == pytest.approx(7.0)
+    assert bound(problem).bound_s == pytest.approx(5.0)
+    build = ListBuilder()
+    build.compute(0, 0)
+    build.encode(0, 0, 1, 0)
+    build.release(0, 0, 1)
+    build.offload(0, 0, 1, 0, form=0)
+    build.release(0, 0, 1, form=0)
+    build.compute(1, 0)
+    build.prefetch(0, 0, 0, 1, form=0)
+    build.decode(0, 0, 1, 0)
+    build.compute(2, 0)
+    for tensor, memory, form in ((0, 1, -1), (1, 1, -1), (0, 1, 0), (0, 0, 0)):
+        build.release(tensor, 0, memory, form=form)
+    schedule = Schedule((build.build(),), ((),))
+    assert check(problem, schedule).valid
+    assert bound(problem).bound_s <= simulate(problem, schedule).step_s == pytest.approx(5.0, abs=1e-6)
+
+
+def with_peer(actions) -> Problem:
+    """Two GPUs, the second with room to spare, and a link of 100 B/s from each to the other."""
+    problem = forced_offload(gpus=2)
+    machine = problem.machine
+    memories = tuple(replace(m, capacity_bytes=1000) if m.name == "gpu1" else m for m in machine.memories)
+    first = len(machine.links)
+    links = (*machine.links, Link("there", 100.0), Link("back", 100.0))
+    routes = (*machine.routes, Route(1, 2, (first,), (0, 3)), Route(2, 1, (first + 1,), (2, 1)))
+    machine = replace(machine, memories=memories, links=links, routes=routes)
+    return replace(problem, machine=machine, actions=frozenset(actions))
+
+
+def test_copies_to_a_peer_by_hand():
+    # 1 s compute, 1 s until a is with the peer, 1 s, 1 s back, 1 s; over the host's links it takes 2 s each way.
+    problem = with_peer(MOVE | {Action.PEER})
+    assert bound(with_peer(MOVE)).bound_s == pytest.approx(7.0)
+    assert bound(problem).bound_s == pytest.approx(5.0)
+    one, two = ListBuilder(), ListBuilder()
+    one.compute(0, 0)
+    one.wait(1, 2)  # the engine out of gpu0
+    one.offload(0, 0, 1, 2)
+    one.release(0, 0, 1)
+    one.compute(1, 0)
+    one.prefetch(0, 0, 2, 1)
+    one.signal(2, after=one.release(0, 0, 2))
+    one.compute(2, 0)
+    one.release(0, 0, 1)
+    one.release(1, 0, 1)
+    two.signal(1, after=two.lend(100, 0, 7))
+    for op in range(3):
+        two.compute(op, 0)
+    two.release(0, 0, 2)
+    two.release(1, 0, 2)
+    two.wait(2, 1)
+    two.reclaim(7)
+    schedule = Schedule((one.build(), two.build()), ((), ()))
+    assert check(problem, schedule).valid, check(problem, schedule).text()
+    assert bound(problem).bound_s <= simulate(problem, schedule).step_s == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize("more", [Action.PEER, Action.COMPRESS])
+def test_more_actions_never_raise_the_bound(more):
+    problem = transformer(2, 2.0)
+    machine = shared_path(4, problem.capacity_bytes(0), 12.5e9, peers=True)
+    problem = replace(problem, machine=replace(machine, codecs=(Codec("most", 3, 4, 1e9, 1e9),)))
+    compute_s = 0.7
+    allowed = bound(replace(problem, actions=MOVE | {more})).bound_s
+    assert compute_s < allowed <= bound(problem).bound_s * (1 + 1e-9)
 
 
 def test_other_orders():

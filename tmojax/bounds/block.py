@@ -198,7 +198,7 @@ def _whole_tensors(gaps: Gaps, around: np.ndarray, overflow_bytes: int) -> int:
     that there are; 0 where a part of a tensor may be away although not all of it has crossed out in this
     micro-batch."""
     whole = (gaps.host == Host.COPY_OUT) & (gaps.producer < 0)
-    if len(gaps.resting_bytes) or not around.any() or not whole[around].all():
+    if gaps.may_compress or len(gaps.resting_bytes) or not around.any() or not whole[around].all():
         return 0
     common = int(np.gcd.reduce(gaps.size_bytes[around]))
     return -(-overflow_bytes // common) * common if common else 0

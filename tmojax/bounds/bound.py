@@ -11,7 +11,7 @@ from tmojax.bounds.critical_path import critical_path
 from tmojax.bounds.device_classes import gpus
 from tmojax.bounds.highs import Answer, SolverStatus, solver_version
 from tmojax.bounds.step_lp import StepLp
-from tmojax.problem import Action, MemoryKind, Problem
+from tmojax.problem import Action, Problem
 
 WINDOW_ROUNDS = 10  # after which the windows that are still violated hardly raise the bound
 # Times are sums of up to some 10^5 rounded numbers, here and in the simulator. This share is taken off, so that a
@@ -72,8 +72,8 @@ def bound(problem: Problem, *, order: str = "default", time_limit_s: float = 20.
     """Lower bounds of the step time of every valid schedule of `problem` that uses its actions, and the largest of
     them.
 
-    The linear program covers keeping, offloading and recomputing in the default order. For another order, or where
-    the machine and `problem.actions` allow copies to peers, sharding or compression, only the compute bound is claimed.
+    The linear program covers keeping, offloading, copies to peers, recomputing and compressing in the default order.
+    For another order, or where `problem.actions` allow sharding, only the compute bound is claimed.
     Raises InputError for an unknown order.
     """
     begin = time.perf_counter()
@@ -169,18 +169,9 @@ def _steady_compute_s(problem: Problem) -> float:
 
 
 def _uncovered(problem: Problem, order: str) -> list[str]:
-    machine = problem.machine
-    device_memories = {d.memory for d in machine.devices} | {
-        index for index, memory in enumerate(machine.memories) if memory.kind is MemoryKind.DEVICE
-    }
-    peers = any(r.source in device_memories and r.destination in device_memories for r in machine.routes)
     reasons = [] if order == "default" else [f"order '{order}'"]
-    if Action.PEER in problem.actions and peers:
-        reasons.append("copies to peers")
     if Action.SHARD in problem.actions and problem.workload.device_count > 1:
         reasons.append("sharding")
-    if Action.COMPRESS in problem.actions and machine.codecs:
-        reasons.append("compression")
     return reasons
 
 

@@ -1,6 +1,6 @@
 """Devices that may share one set of LP columns: the mean of the columns of its members satisfies every row used here.
 
-Members run the same program with the same capacity; their routes to host memory cross the same shared links, and alone
+Members run the same program with the same capacity; their copy routes cross the same shared links, and alone
 they are equally fast. A shared link then carries the mean times the number of members, and no member moves more than
 its own rates allow.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tmojax.problem import MemoryKind, Problem, Route
+from tmojax.problem import Action, MemoryKind, Problem, Route
 
 
 @dataclass(frozen=True)
@@ -33,26 +33,28 @@ def gpus(problem: Problem) -> list[int]:
     return [d for d, spec in enumerate(problem.machine.devices) if spec.kind == "gpu"]
 
 
-def host_routes(problem: Problem, device: int) -> tuple[list[Route], list[Route]]:
-    """(out, in): all routes between the memory of a device and memories that are no device's."""
+def copy_routes(problem: Problem, device: int) -> tuple[list[Route], list[Route]]:
+    """(out, in): all routes between the memory of a device and memories that its tensors may be copied to: those that
+    are no device's, and with the action `peer` those of other devices."""
     machine = problem.machine
     own = machine.devices[device].memory
     device_memories = {d.memory for d in machine.devices if d.kind == "gpu"}
+    peers = Action.PEER in problem.actions
 
-    def is_host(memory: int) -> bool:
-        return machine.memories[memory].kind is not MemoryKind.DEVICE and memory not in device_memories
+    def is_open(memory: int) -> bool:
+        return peers or (machine.memories[memory].kind is not MemoryKind.DEVICE and memory not in device_memories)
 
     return (
-        [r for r in machine.routes if r.source == own and is_host(r.destination)],
-        [r for r in machine.routes if r.destination == own and is_host(r.source)],
+        [r for r in machine.routes if r.source == own and is_open(r.destination)],
+        [r for r in machine.routes if r.destination == own and is_open(r.source)],
     )
 
 
 def shared_links(problem: Problem) -> frozenset[int]:
-    """Links that host routes of several devices contain."""
+    """Links that copy routes of several devices contain."""
     users: dict[int, set[int]] = {}
     for device in gpus(problem):
-        for routes in host_routes(problem, device):
+        for routes in copy_routes(problem, device):
             for route in routes:
                 for link in route.links:
                     users.setdefault(link, set()).add(device)
@@ -65,7 +67,7 @@ def device_classes(problem: Problem) -> list[DeviceClass]:
     members: dict[tuple, list[int]] = {}
     for device in gpus(problem):
         ways = [tuple(sorted({tuple(sorted(shared.intersection(route.links))) for route in routes}))
-                for routes in host_routes(problem, device)]  # fmt: skip
+                for routes in copy_routes(problem, device)]  # fmt: skip
         key = (problem.workload.device_program[device], problem.capacity_bytes(device), *ways, *_rates(problem, device))
         members.setdefault(key, []).append(device)
     return [DeviceClass(tuple(devices), *key[1:]) for key, devices in members.items()]
@@ -86,7 +88,7 @@ def _rates(problem: Problem, device: int) -> tuple[float, float, float]:
         rate = max(map(slowest, routes)) if one_at_a_time else sum(map(slowest, routes))
         return min([rate, *(machine.links[link].bandwidth_bytes_per_s for link in common)])
 
-    out_routes, in_routes = host_routes(problem, device)
+    out_routes, in_routes = copy_routes(problem, device)
     both = [*out_routes, *in_routes]
     common = set.intersection(*(set(r.links) for r in both)) if out_routes and in_routes else set()
     joint = min((machine.links[link].bandwidth_bytes_per_s for link in common), default=float("inf"))

@@ -40,7 +40,7 @@ class Gaps:
 
     resting_bytes, resting_dirty [S]: STATE that no slot touches but the step does, where it may leave;
     fixed_resting_bytes: where not. step_input_bytes, input_bytes: data inputs that cross to the device, per step and
-    per micro-batch. dirty_state [tensors]: STATE that some op updates.
+    per micro-batch. may_compress: sizes, except touched_bytes, are those of the strongest codec.
     """
 
     slot_op: np.ndarray
@@ -61,6 +61,7 @@ class Gaps:
     resting_bytes: np.ndarray
     resting_dirty: np.ndarray
     fixed_resting_bytes: int
+    may_compress: bool
     input_bytes: int
     step_input_bytes: int
 
@@ -149,7 +150,7 @@ def find_gaps(problem: Problem, device: int) -> Gaps:
     # A later version than the one that the producer wrote comes from an update in place, which cannot run again.
     producer = np.array([made if made == producer_slot[t] and can_rerun(made) else -1
                          for t, made in zip(rows.tensor, rows.made, strict=True)], np.int64)  # fmt: skip
-    moves = Action.OFFLOAD in problem.actions
+    moves = bool({Action.OFFLOAD, Action.PEER} & problem.actions)
     launch_s = problem.machine.overheads.launch_s
     # Without the action, STATE that no op changes may still start in host memory and be copied in when it is used.
     clean = np.array([spec.lifetime is Lifetime.STATE for spec in tensors], bool) & ~updated_at_all
@@ -157,7 +158,7 @@ def find_gaps(problem: Problem, device: int) -> Gaps:
                and touched_at_all[t] and not spec.alias_group and (moves or clean[t])]  # fmt: skip
     crossing = [t for t in program.inputs if touched_at_all[t]]
     per_step = [t for t in crossing if tensors[t].lifetime is Lifetime.STEP or not touches[t]]
-    size = np.array([spec.size_bytes for spec in tensors], np.int64)
+    size = np.array([_least_bytes(problem, spec.size_bytes) for spec in tensors], np.int64)
     return Gaps(
         slot_op=np.array(slot_op, np.int64),
         slot_s=np.array([ops[i].duration_s + launch_s for i in slot_op]),
@@ -187,9 +188,20 @@ def find_gaps(problem: Problem, device: int) -> Gaps:
             )
             - size[resting].sum()
         ),
+        may_compress=may_compress(problem),
         input_bytes=int(sum(size[t] for t in crossing if t not in per_step)),
         step_input_bytes=int(sum(size[t] for t in per_step)),
     )
+
+
+def may_compress(problem: Problem) -> bool:
+    return Action.COMPRESS in problem.actions and bool(problem.machine.codecs)
+
+
+def _least_bytes(problem: Problem, size_bytes: int) -> int:
+    """The fewest bytes that a tensor takes while nothing touches it, in any slices."""
+    codecs = problem.machine.codecs if may_compress(problem) else ()
+    return min([size_bytes, *(size_bytes * codec.numerator // codec.denominator for codec in codecs)])
 
 
 def _inner_gaps(rows: _Rows, tensor: int, touches: list[int], changes: list[int], dirty_in_step: bool) -> None:
