@@ -50,7 +50,9 @@ def light(kind: str) -> Planner:
     if kind == "time-indexed-milp":
         return replace(planner, groups=4, buckets=8)
     if kind == "cp-sat":
-        return replace(planner, workers=1, deterministic_limit=0.05)
+        return replace(planner, workers=1, deterministic_limit=0.02)
+    if kind == "improve":
+        return replace(planner, iterations=3, free=10, sub_limit=0.02)
     if kind == "gradient":
         return replace(planner, restarts=2, steps=40, roundings=6, search=SearchSettings(evaluations=10))
     return planner

@@ -18,7 +18,7 @@ from tmojax.ilp.cp_sat_start import NotInModelError, read_schedule
 from tmojax.ilp.cp_sat_times import DeviceTimes, Model, model_of, step_ticks
 from tmojax.planners.base import Planner, PlanResult, Status, Stopwatch, does_not_fit
 from tmojax.planners.gradient import find_starts
-from tmojax.planners.workbench import Workbench
+from tmojax.planners.workbench import Candidate, Workbench
 from tmojax.problem import Problem, Schedule, largest_op_bytes
 from tmojax.relax.decode import DoesNotFit
 from tmojax.simulate import simulate
@@ -28,23 +28,25 @@ MOST_WORKERS = 256
 
 @dataclass(frozen=True)
 class Known:
-    """A schedule to start from: who made it, and its simulated time."""
+    """A schedule to start from: who made it, its simulated time, and the decisions behind it where there are such."""
 
     name: str
     schedule: Schedule
     step_s: float
+    candidate: Candidate | None = None
 
 
 def known_schedules(bench: Workbench, seeds: tuple[PlanResult, ...], of: str = "") -> list[Known]:
     """Schedules of earlier planners of the run (only of the one named `of`, if given), or of simple strategies where
     there is none; fastest first."""
     found = [
-        Known(seed.planner, seed.schedule, seed.step_s)
+        Known(seed.planner, seed.schedule, seed.step_s, seed.candidate)
         for seed in seeds
         if seed.status.has_plan and seed.schedule is not None and (not of or seed.planner == of)
     ]
     if not found and not of:
-        found = [Known(s.name, s.candidate.schedule, s.candidate.step_s) for s in find_starts(bench, ())]
+        own = [(start.name, start.candidate) for start in find_starts(bench, ())]
+        found = [Known(name, candidate.schedule, candidate.step_s, candidate) for name, candidate in own]
     return sorted(found, key=lambda known: known.step_s)
 
 

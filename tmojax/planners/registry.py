@@ -7,6 +7,7 @@ from tmojax.planners.checkmate import Checkmate, CheckmateRounding
 from tmojax.planners.cp_sat import CpSat
 from tmojax.planners.fluid import BudgetMilp, LockstepMilp, Oblivious
 from tmojax.planners.gradient import Gradient, LocalSearch
+from tmojax.planners.improve import Improve
 from tmojax.planners.offmate import OffMate
 from tmojax.planners.outer_lp import OuterLp
 from tmojax.planners.poet import Poet
@@ -33,5 +34,6 @@ PLANNERS: dict[str, type[Planner]] = {
     "offmate": OffMate,
     "local-search": LocalSearch,
     "cp-sat": CpSat,
+    "improve": Improve,
     "gradient": Gradient,
 }

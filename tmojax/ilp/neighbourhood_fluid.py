@@ -1,0 +1,59 @@
+"""A part of one GPU's decisions anew in its fluid model, the rest and the other GPUs' bytes as they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tmojax.bounds.highs import SolverStatus
+from tmojax.ilp.fluid import PathRates, _Fluid
+from tmojax.ilp.solver import SolverSettings, solve_milp
+from tmojax.problem.step_view import StepView
+from tmojax.relax.decisions import Choice, DeviceDecision, Rest
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What the model knows of everything else. rates: of the path at every moment. budget, taken_bytes: rates over the
+    whole step, and what others move on them. capacity_bytes: of the device, with what leaves in ways that the model
+    has not."""
+
+    rates: PathRates
+    budget: PathRates
+    taken_bytes: float
+    capacity_bytes: int
+    offload: bool
+    recompute: bool
+
+
+def respond(view: StepView, decision: DeviceDecision, free: np.ndarray, free_state: bool, around: Surroundings,
+            settings: SolverSettings) -> tuple[DeviceDecision | None, SolverStatus]:  # fmt: skip
+    """The model's best decision that differs from `decision` in the candidates `free` [I] only (and in resting state,
+    if `free_state`); None without a solution."""
+    built = _Fluid(view, around.capacity_bytes, around.rates, around.offload, around.recompute, 160, 2e-4)
+    built.add_budget(around.budget, around.taken_bytes)
+    values = built.start_values(decision)
+    known = values.tolist()
+    columns = {Choice.KEEP: built.keep, Choice.OFFLOAD: built.move, Choice.RECOMPUTE: built.rerun}
+    for of_choice in columns.values():
+        for column in of_choice[~free & (of_choice >= 0)].tolist():
+            built.model.add_row(known[column], known[column], (column, 1.0))
+    if not free_state:
+        for column in built.leaves.tolist():
+            built.model.add_row(known[column], known[column], (column, 1.0))
+    answer = solve_milp(built.model, settings, values)
+    if not len(answer.values):
+        return None, answer.status
+    choice = decision.choice.copy()
+    for index in np.flatnonzero(free).tolist():
+        shares = {kind: answer.values[c[index]] for kind, c in columns.items() if c[index] >= 0}
+        if shares and max(shares.values()) > 0.5:
+            choice[index] = max(shares, key=shares.__getitem__)
+        elif shares and not view.needed[index]:
+            choice[index] = Choice.RECOMPUTE
+    state_out = decision.state_out.astype(np.int8)
+    for group, column in enumerate(built.leaves.tolist() if free_state else ()):
+        if (answer.values[column] > 0.5) != (values[column] > 0.5):
+            state_out[built.group == group] = Rest.ON_HOST if answer.values[column] > 0.5 else Rest.ON_DEVICE
+    return DeviceDecision(choice, state_out), answer.status

@@ -1,0 +1,166 @@
+"""Improve: large-neighbourhood search from the best schedule of the run.
+
+Most of the schedule is fixed and the rest is solved as a sub-model, over and over. Where all copies and recomputations
+of the step fit into the constraint model, the sub-model is that of `cp-sat` with a part free
+(`tmojax.ilp.neighbourhood`): copies of single micro-batches, their moments and their order on the links. A larger step
+is improved in its decisions (`tmojax.planners.improve_decisions`). The exact simulator has the last word: only what is
+valid and strictly faster is taken.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tmojax.check import check
+from tmojax.errors import InputError
+from tmojax.ilp.cp_sat import CpSettings, solve_cp_sat, solver_version
+from tmojax.ilp.cp_sat_decode import decode_times
+from tmojax.ilp.cp_sat_start import NotInModelError, read_schedule
+from tmojax.ilp.cp_sat_times import Model, device_end, model_of, step_ticks
+from tmojax.ilp.neighbourhood import Neighbourhood, Times, choose, offered
+from tmojax.planners.base import Planner, PlanResult, Status, Stopwatch, does_not_fit
+from tmojax.planners.cp_sat import Known, known_schedules, not_modelled, op_too_large
+from tmojax.planners.improve_decisions import FASTER, Log, improve_decisions
+from tmojax.planners.workbench import Candidate, Workbench
+from tmojax.problem import Problem, Schedule
+from tmojax.simulate import simulate
+
+SUB_WALL_S = 120.0  # of one sub-model, far beyond its deterministic limit
+
+
+@dataclass(frozen=True)
+class Improve(Planner):
+    """of: the planner whose schedule is improved (empty: the fastest of the run).
+
+    iterations: sub-models. free: gaps (idle intervals) that a sub-model may decide. sub_limit: of a sub-model, in
+    CP-SAT's deterministic time. time_limit_s: wall clock after which no further sub-model is begun (0: none); only then
+    the plan can depend on the machine. ticks, most_items: as of `cp-sat`.
+    """
+
+    name: str = "improve"
+    of: str = ""
+    iterations: int = 60
+    free: int = 30
+    sub_limit: float = 0.1
+    time_limit_s: float = 0.0
+    ticks: int = 1_000_000
+    most_items: int = 4_000
+
+    def __post_init__(self) -> None:
+        for name in ("iterations", "free", "most_items"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name}: {getattr(self, name)} must be at least 1")
+        if not 0 < self.sub_limit < math.inf:
+            raise InputError(f"sub_limit: {self.sub_limit} must be positive and finite")
+        if not 0 <= self.time_limit_s < math.inf:
+            raise InputError(f"time_limit_s: {self.time_limit_s} must be finite and not negative")
+        if not 1000 <= self.ticks <= 10**8:
+            raise InputError(f"ticks: {self.ticks} must be between 1000 and {10**8}")
+
+    def plan(self, problem: Problem, *, seed: int = 0, seeds: tuple[PlanResult, ...] = ()) -> PlanResult:
+        watch = Stopwatch()
+        bench = Workbench(problem)
+        too_large = op_too_large(bench)
+        if too_large is not None:
+            return does_not_fit(self.name, problem, too_large, watch)
+        known = known_schedules(bench, seeds, self.of)
+        if not known:
+            of = f"planner {self.of!r} has" if self.of else "neither another planner nor a simple strategy has"
+            return PlanResult(self.name, Status.NOT_FOUND, message=f"{of} no plan to improve", plan_s=watch.read_s())
+        start = known[0]
+        rng = np.random.default_rng(seed)
+        details: dict[str, Any] = {"start": {"from": start.name, "step_s": start.step_s}}
+        model, times, reason = self._model(bench, start)
+        log = Log()
+        if model is not None and times is not None:
+            details |= {"sub_model": "cp-sat", "items": model.items(), "solver": solver_version(), "threads": 1}
+            schedule, step_s, candidate = self._search(model, times, start, rng, log, watch)
+        elif start.candidate is not None:
+            details |= {"sub_model": "fluid", "cp_sat_not_used": reason}
+            found = improve_decisions(bench, start.candidate, self.iterations, self.free, rng, log, self._over(watch))
+            schedule, step_s, candidate = found.schedule, found.step_s, found
+        else:
+            details |= {"sub_model": "none", "cp_sat_not_used": reason}
+            schedule, step_s, candidate = start.schedule, start.step_s, None
+        details |= {
+            "end_step_s": step_s,
+            "iterations": log.iterations,
+            "improvements": log.improvements,
+            "sub_solves": log.solves,
+        }
+        message = "" if log.improvements else f"no improvement of the plan of {start.name!r}"
+        return PlanResult(
+            self.name, Status.FEASIBLE, schedule, step_s, watch.read_s(), message=message,
+            time_limited=log.wall_limited, candidate=candidate, details=details,
+        )  # fmt: skip
+
+    def _over(self, watch: Stopwatch):
+        return lambda: 0 < self.time_limit_s <= watch.read_s()
+
+    def _model(self, bench: Workbench, start: Known) -> tuple[Model | None, Times | None, str]:
+        """(model, the start in it, why not)."""
+        unsuited = not_modelled(bench.problem)
+        if unsuited:
+            return None, None, unsuited
+        views = tuple(bench.view(device) for device in range(bench.device_count))
+        model = model_of(bench.problem, views, start.step_s / self.ticks)
+        if model.items() > self.most_items:
+            return None, None, f"the model would have {model.items()} items, most_items allows {self.most_items}"
+        try:
+            return model, read_schedule(model, start.schedule), ""
+        except NotInModelError as reason:
+            return None, None, f"the start has {reason}, which the model has not"
+
+    def _search(self, model: Model, times: Times, start: Known, rng: np.random.Generator, log: Log,
+                watch: Stopwatch) -> tuple[Schedule, float, Candidate | None]:  # fmt: skip
+        """Walks on what is better in the model (last end of all, then the sum of the devices' ends)."""
+        best: tuple[Schedule, float, Candidate | None] = start.schedule, start.step_s, start.candidate
+        best = self._better(model, times, best, "timing", log)
+        weight = {kind: 1.0 for kind in offered(model)}
+        over = self._over(watch)
+        for iteration in range(self.iterations if weight else 0):
+            if over():
+                log.wall_limited = True
+                break
+            kind = _draw(weight, rng)
+            part = choose(model, times, kind, self.free, rng)
+            log.iterations += 1
+            if not part:
+                weight[kind] = max(0.2, weight[kind] * 0.7)
+                continue
+            settings = CpSettings(SUB_WALL_S, 0.0, self.sub_limit, 1, iteration)
+            answer = solve_cp_sat(model, settings, start=times, free=part)
+            log.solved(answer.status.lower())
+            log.wall_limited |= answer.wall_limited
+            if answer.times is None or _measure(model, answer.times) >= _measure(model, times):
+                weight[kind] = max(0.2, weight[kind] * 0.9)
+                continue
+            weight[kind] = min(4.0, weight[kind] * 1.5)
+            times = answer.times
+            best = self._better(model, times, best, kind.value, log)
+        return best
+
+    def _better(self, model: Model, times: Times, best, kind: str, log: Log):
+        """The decoded solution, if it is valid and strictly faster than `best`."""
+        if step_ticks(model, times) * model.network.tick_s > best[1] * (1 + 0.01):
+            return best  # what the model's rounding and shift to the left cannot make up for
+        schedule = decode_times(model, times)
+        step_s = simulate(model.problem, schedule).step_s
+        if step_s < best[1] * FASTER and check(model.problem, schedule).valid:
+            log.improved(kind)
+            return schedule, step_s, None
+        return best
+
+
+def _measure(model: Model, times: Times) -> tuple[int, int]:
+    return step_ticks(model, times), sum(device_end(model, device, mine) for device, mine in enumerate(times))
+
+
+def _draw(weight: dict[Neighbourhood, float], rng: np.random.Generator) -> Neighbourhood:
+    kinds = list(weight)
+    shares = np.array([weight[kind] for kind in kinds])
+    return kinds[int(rng.choice(len(kinds), p=shares / shares.sum()))]
