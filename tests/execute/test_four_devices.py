@@ -17,9 +17,6 @@ FLAG = "--xla_force_host_platform_device_count=4"
 def run(selection: str) -> None:
     environment = os.environ | {
         "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {FLAG}".strip(),
-        # Many small programs: all of them are worth keeping for the next run.
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", selection, str(HERE / "four_devices")]
     done = subprocess.run(command, env=environment, cwd=HERE.parents[1], capture_output=True, text=True)

@@ -80,6 +80,12 @@ class StepFunctions:
         replacing = {argument.result for argument in self.traced.arguments}
         return tuple(p for p in range(len(self.graph.results)) if p not in replacing)
 
+    def as_gradient(self, tensor: int, value: Array) -> Array:
+        """A gradient in the shape of its weight; it is kept as its producer makes it (transposed, say)."""
+        for view in self.traced.gradient_views.get(self.program.tensors[tensor].name, ()):
+            (value,) = view(jnp.asarray(value))
+        return value
+
     def _shapes(self) -> list[jax.ShapeDtypeStruct]:
         """Of every tensor; one that is replaced in place has the shape of the argument."""
         storage_of: dict[int, int] = {}

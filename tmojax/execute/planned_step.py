@@ -131,7 +131,11 @@ class PlannedStep:
             raise InputError("state: nothing is loaded; call `load` before the first step")
         self._load_batches(batches)
         run = StepRun(self._prepared, self._table, measure, gradients)
-        outcome = run.run()
+        try:
+            outcome = run.run()
+        except BaseException:
+            self._table.clear()  # half a step leaves no state worth keeping
+            raise
         functions = self._functions[0]
         for key in [key for key in self._table if not self._is_state(key)]:
             self._drop(key)  # inputs that the plan left in host memory
@@ -141,14 +145,14 @@ class PlannedStep:
             [[outcome.results[d, k, p] for p in free if (d, k, p) in outcome.results] for k in range(count)]
             for d in range(len(self._devices))
         ]
-        names = self._problem.workload
+        noted: list[dict[str, np.ndarray]] = [{} for _ in self._devices]
+        for (device, tensor), value in outcome.gradients.items():
+            name = self._problem.workload.program(device).tensors[tensor].name
+            noted[device][name] = np.asarray(self._functions[device].as_gradient(tensor, value))
         return StepResult(
             values=values,
             memory=tuple(ledger.counts() for ledger in run.ledgers),
-            gradients=[
-                {names.program(d).tensors[t].name: v for (at, t), v in outcome.gradients.items() if at == d}
-                for d in range(len(self._devices))
-            ],
+            gradients=noted,
             start_s=outcome.start_s,
             end_s=outcome.end_s,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from tmojax.importers.jax_applying import Apply, Seen
 from tmojax.importers.jax_building import Argument, Build, Built
 from tmojax.importers.jax_tracing import Graph
 from tmojax.problem.workload import Program
@@ -19,7 +20,7 @@ class TracedStep:
     and then of `batch_tree`. `op_reads`, `op_writes`: storages that the kernels of an op read and make; collectives
     are not among the names. `tensor_of`: tensor that holds a storage (tensors that coarsening merged away are not
     there). `updated`: results that replace arguments in place, with the names of these. `resets`: accumulators that an
-    op clears.
+    op clears. `gradient_views`: of the tensors that are gradients, what gives them the shape of their weights.
     """
 
     graph: Graph
@@ -31,6 +32,7 @@ class TracedStep:
     tensor_of: dict[int, str]
     updated: dict[int, tuple[str, ...]]
     resets: dict[str, tuple[str, ...]]
+    gradient_views: dict[str, tuple[Apply, ...]]
 
 
 def bind_names(
@@ -58,4 +60,19 @@ def bind_names(
             op.name: tuple(names[t] for index in run for t in built.resets.get(index, ()))
             for op, run in zip(program.ops, runs, strict=True)
         },
+        gradient_views={
+            build.gradient_of[storage]: _views(build.graph, build.graph.seen_tags[name], storage)
+            for name, storage in build.fusion.tagged.items()
+            if storage in build.gradient_of
+        },
     )
+
+
+def _views(graph: Graph, tag: Seen, made: int) -> tuple[Apply, ...]:
+    """The views of a tagged gradient, from the storage `made`, of which it may be a conversion."""
+    views, storage = tag.views, tag.storage
+    while storage != made:
+        (source,) = graph.equations[graph.storages[storage].producer].operands
+        assert isinstance(source, Seen)
+        views, storage = (*source.views, *views), source.storage
+    return views

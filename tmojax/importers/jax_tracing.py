@@ -88,7 +88,8 @@ class Graph:
     """A flat, dead-code-free step. `arguments` and `results` are storages in the order of the traced function.
 
     `constants` are arrays that the step closes over; `tags` maps names given with `TAG` to storages. `values` are the
-    arrays and numbers of storages that are neither arguments nor computed; `seen_results` are the results as arrays.
+    arrays and numbers of storages that are neither arguments nor computed; `seen_results` and `seen_tags` are results
+    and tags as arrays.
     """
 
     storages: list[Storage]
@@ -100,6 +101,7 @@ class Graph:
     tags: dict[str, int]
     values: dict[int, Any] = field(default_factory=dict)
     seen_results: list[Seen] = field(default_factory=list)
+    seen_tags: dict[str, Seen] = field(default_factory=dict)
 
     def remove_dead(self) -> None:
         """Drop equations that no result needs and renumber producers."""
@@ -164,7 +166,7 @@ class _Flattener:
         self.equations: list[Equation] = []
         self.constants: list[int] = []
         self.values: dict[int, Any] = {}
-        self.tags: dict[str, int] = {}
+        self.tags: dict[str, Seen] = {}
         # Results of scans: one storage per turn. They are concatenated only if something else than a scan needs it.
         self.stacks: dict[int, list[Seen]] = {}
         self.traced = 0
@@ -244,7 +246,7 @@ class _Flattener:
         if eqn.primitive.name == "name":
             label = eqn.params["name"]
             if label.startswith(TAG):
-                self.tags[label[len(TAG) :]] = sources[0].storage
+                self.tags[label[len(TAG) :]] = sources[0]
             else:
                 self.storages[sources[0].storage].given_name = label
         same = all(a.aval.shape == b.aval.shape for a, b in zip(eqn.invars, eqn.outvars, strict=False))
@@ -355,9 +357,11 @@ def flatten(closed_jaxpr: Any, optimizer_scope: str | None = None) -> Graph:
     arguments = [flat.storage(var.aval) for var in jaxpr.invars]
     seen = [flat.whole(result) for result in flat.run(jaxpr, constants, [*map(Seen, arguments)], "")]
     results = [result.storage for result in seen]
+    tags = {name: tag.storage for name, tag in flat.tags.items()}
     graph = Graph(
-        flat.storages, flat.equations, arguments, results, flat.constants, flat.traced, flat.tags, flat.values, seen
-    )
+        flat.storages, flat.equations, arguments, results, flat.constants, flat.traced, tags, flat.values, seen,
+        flat.tags,
+    )  # fmt: skip
     graph.remove_dead()
     _assign_phases(graph, optimizer_scope)
     return graph

@@ -88,11 +88,8 @@ def make_case(name, loss, shapes, example, batch, gpus=4, micro_batches=1, bucke
 @cache
 def perceptron(gpus=4, micro_batches=2, coarsen="none") -> Case:
     """Three dense layers with a ReLU between them; all of one size, so that little has to be compiled."""
-    widths = (32, 32, 32, 32)
-    shapes = {
-        f"dense{i}": {"kernel": jax.ShapeDtypeStruct((a, b), jnp.float32), "bias": jax.ShapeDtypeStruct((b,), "float32")}
-        for i, (a, b) in enumerate(zip(widths, widths[1:], strict=False))
-    }
+    kernel, bias = jax.ShapeDtypeStruct((32, 32), jnp.float32), jax.ShapeDtypeStruct((32,), jnp.float32)
+    shapes = {f"dense{i}": {"kernel": kernel, "bias": bias} for i in range(3)}
 
     def loss(params, batch):
         x = batch["x"]

@@ -1,5 +1,6 @@
 """Events, turns on links, loans: what lists demand of each other is kept, and changes no number."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -110,7 +111,7 @@ def test_one_slot_lets_one_transfer_through_at_a_time(case, offloading, kind):
             for i in np.flatnonzero(np.isin(own["kind"], (Kind.OFFLOAD, Kind.PREFETCH))).tolist()
             if link in problem.machine.route(int(own["memory"][i]), int(own["to_memory"][i])).links
         )
-        assert all(later[0] >= earlier[1] for earlier, later in zip(spans, spans[1:], strict=False))
+        assert all(later[0] >= earlier[1] for earlier, later in itertools.pairwise(spans))
 
 
 def test_a_tensor_rests_in_the_memory_of_a_peer(case, offloading):
@@ -126,7 +127,7 @@ def test_a_tensor_rests_in_the_memory_of_a_peer(case, offloading):
             uses = [i for i in range(len(own)) if own["kind"][i] == Kind.COMPUTE and own["micro_batch"][i] == 0
                     and t in (*program.ops[own["op"][i]].reads, *program.ops[own["op"][i]].writes)]  # fmt: skip
             if program.tensors[t].kind == "activation":
-                idle += [(b - a, t, a + 1, b) for a, b in zip(uses, uses[1:], strict=False)]
+                idle += [(b - a, t, a + 1, b) for a, b in itertools.pairwise(uses)]
     length, tensor, gone, back = max(idle)
     assert length > 5
     size = program.tensors[tensor].size_bytes
