@@ -16,6 +16,8 @@ import numpy as np
 from tmojax.problem import Lifetime, Problem
 from tmojax.problem.step_view import StepView
 
+FORBIDDEN = (2**62, 0.0)  # score of a merge that may not be made
+
 
 @dataclass(frozen=True, eq=False)
 class StageGraph:
@@ -86,7 +88,8 @@ def stage_graph(problem: Problem, view: StepView, most_stages: int, *, page_inpu
     `page_inputs`: inputs are values in host memory; otherwise they are held from the first op that reads them until the
     last stage that could want them.
     """
-    return _Builder(problem, view, page_inputs).build(most_stages)
+    room_bytes = problem.capacity_bytes(view.device) - int(view.state_bytes.sum())
+    return _Builder(problem, view, page_inputs).build(most_stages, room_bytes)
 
 
 class _Builder:
@@ -115,8 +118,8 @@ class _Builder:
                 self.uses[tensor].append(slot)
         self.sizes = np.array([tensor.size_bytes for tensor in tensors], np.int64)
 
-    def build(self, most_stages: int) -> StageGraph:
-        groups = self._groups(most_stages)
+    def build(self, most_stages: int, room_bytes: int) -> StageGraph:
+        groups = self._groups(most_stages, room_bytes)
         node_of = np.empty(len(self.slot_ops), np.int64)
         for node, (first, end) in enumerate(groups):
             node_of[first:end] = node
@@ -213,11 +216,11 @@ class _Builder:
             fixed[places[at[0]][0] + 1 : places[at[-1]][0] + 1] += self.sizes[tensor]
         return fixed, after
 
-    def _groups(self, most_stages: int) -> list[tuple[int, int]]:
+    def _groups(self, most_stages: int, room_bytes: int) -> list[tuple[int, int]]:
         """Merge neighbours, those first whose merging loses the fewest bytes of freedom, down to `most_stages`.
 
         Lost are the choice between keeping the one's outputs and the other's (the smaller of the two), and the bytes by
-        which both together need more at once than each. No node spans a step op.
+        which both together need more at once than each. No node spans a step op, or needs more than `room_bytes`.
         """
         step_ops = [i for i, op in enumerate(self.program.ops) if op.step_op]
         step_behind = set(np.searchsorted(self.view.slot_op, step_ops).tolist())
@@ -236,15 +239,18 @@ class _Builder:
         def lost(place: int) -> tuple[int, float]:
             (a, b), (_, c) = groups[place], groups[place + 1]
             if b in step_behind:
-                return (2**62, 0.0)
+                return FORBIDDEN
             apart = min(outputs(a, b, c), outputs(b, c, c))
-            grown = max(0, needs(a, c) - max(needs(a, b), needs(b, c)))
+            together = needs(a, c)
+            if together > room_bytes:
+                return FORBIDDEN
+            grown = max(0, together - max(needs(a, b), needs(b, c)))
             return (apart + grown, float(self.slot_s[a:c].sum()))
 
         scores = [lost(place) for place in range(len(groups) - 1)]
         while len(groups) > max(most_stages, 1):
             place = min(range(len(scores)), key=scores.__getitem__)
-            if scores[place][0] == 2**62:
+            if scores[place] == FORBIDDEN:
                 break
             groups[place : place + 2] = [(groups[place][0], groups[place + 1][1])]
             del scores[place]

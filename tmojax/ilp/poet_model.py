@@ -102,7 +102,9 @@ def poet_model(
     if energy:
         return model, PagingColumns(remat, come, go, np.zeros(0, np.int64))
     longest = graph.node_s.sum() + paging.out_s(graph.value_bytes).sum() + paging.in_s(graph.value_bytes).sum()
-    period = model.add_columns(stages + 1, 0.0, 2 * longest / unit_s(graph), 1.0)
+    # A stage takes its own node at least: so the bound is never below the compute time.
+    least = np.append(graph.node_s, 0.0) / unit_s(graph)
+    period = model.add_columns(stages + 1, least, 2 * longest / unit_s(graph), 1.0)
     _period_rows(model, graph, remat, come, go, paging, period)
     return model, PagingColumns(remat, come, go, period)
 

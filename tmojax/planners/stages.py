@@ -29,12 +29,13 @@ from tmojax.relax.decode import DeviceList, DoesNotFit
 from tmojax.simulate import prepare
 
 MOST_STAGES = 2000
+TRIED_STAGES = 160  # at least so many are tried before a programme is given up
 
 
 @dataclass(frozen=True)
 class StagePlanner(IlpPlanner):
-    """most_stages: ops of a micro-batch are merged into so many nodes; each is one stage. (More where a step op stands
-    between, or where a merged node does not fit or leaves the programme without a solution.)"""
+    """most_stages: ops of a micro-batch are merged into so many nodes; each is one stage. There are more where a step
+    op stands between or a merged node would not fit; up to 160 are tried where the programme has no solution."""
 
     gap: float = 1e-4
     most_stages: int = 40
@@ -111,7 +112,7 @@ class StagePlanner(IlpPlanner):
         count = problem.workload.micro_batches
         while True:
             graph = stage_graph(problem, view, most_stages, page_inputs=self._pages_inputs())
-            finest = graph.stages >= len(view.slot_op) or most_stages >= MOST_STAGES
+            finest = graph.stages >= len(view.slot_op) or most_stages >= max(TRIED_STAGES, self.most_stages)
             over = too_large(problem, graph, device)
             if over is not None:
                 if finest:
