@@ -51,8 +51,10 @@ _MODELS = (
     Rival("checkmate", "checkmate"),
     Rival("checkmate-lp", "checkmate-lp"),
     Rival("poet", "poet"),
+    Rival("poet, equal share", "poet", {"rates": "equal-share"}),
     Rival("outer-lp", "outer-lp"),
     Rival("offmate", "offmate"),
+    Rival("offmate, equal share", "offmate", {"rates": "equal-share"}),
 )
 MODELS = tuple(rival for rival in _MODELS if rival.kind in PLANNERS)
 

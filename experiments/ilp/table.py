@@ -27,7 +27,9 @@ from tmojax.report.figure_style import (
 BEGIN, END = "<!-- written by run.py: begin -->\n", "<!-- written by run.py: end -->\n"
 COLOURS = (BLUE, SKY, ORANGE, VERMILLION, GREEN, PURPLE, BLACK)
 MARKS = ("o", "s", "D", "^", "v", "P", "X")
-HIDDEN = {"lockstep-milp, warm", "budget-milp, warm", "tmo-milp, not disjoint"}  # in tables only
+HIDDEN = {
+    "lockstep-milp, warm", "budget-milp, warm", "tmo-milp, not disjoint", "poet, equal share", "offmate, equal share",
+}  # fmt: skip  # in tables only
 
 Run = dict[str, Any]
 Facts = dict[str, dict[str, Any]]
