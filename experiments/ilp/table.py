@@ -55,13 +55,27 @@ def over_bound(run: Run | None, facts: Facts) -> float | None:
     return run["step_s"] / facts[run["instance"]]["bound_s"] - 1 if run is not None and run["valid"] else None
 
 
+def solves_of(run: Run) -> list[dict[str, Any]]:
+    """Figures of every solve. A constraint model has one, whose figures stand in `details`; its constraints and
+    variables, all of them integer, count as rows and columns."""
+    details = run["details"]
+    if "claimed_step_s" in details:
+        size = {
+            "rows": details["constraints"],
+            "columns": details["variables"],
+            "integer_columns": details["variables"],
+        }
+        return [size | details]
+    return details.get("solves", [])
+
+
 def solve_sums(run: Run) -> dict[str, Any]:
     """Figures of all solves of a run together; None where one of them has no such number.
 
     Sizes and times add up. first: until the last solve has an incumbent, so that there is a plan. claimed and gap: the
     largest.
     """
-    solves = run["details"].get("solves", [])
+    solves = solves_of(run)
 
     def all_of(name: str) -> list[float] | None:
         values = [solve.get(name) for solve in solves]
@@ -111,23 +125,41 @@ def _outcome(run: Run | None, facts: Facts) -> str:
     return _percent(over_bound(run, facts)) + ("*" if run["time_limited"] else "")
 
 
-def summary_table(runs: list[Run], facts: Facts, limit_s: float) -> list[str]:
-    """Step time above the bound, one row for each instance."""
-    names = [model.name for model in MODELS if any(run["rival"] == model.name for run in runs)]
-    head = ["instance", "bound, s", "best heuristic", *(rival.name for rival in SEARCHES), *names]
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+def _header(first: str, names: list[str]) -> list[str]:
+    return ["| " + " | ".join([first, *names]) + " |", "|" + "---|" * (1 + len(names))]
+
+
+def instance_table(facts: Facts) -> list[str]:
+    """What the instances are."""
+    lines = _header("instance", ["problem", "ops", "tensors", "bound, s"])
     for name, fact in facts.items():
-        best = best_of(runs, name, tuple(rival.name for rival in HEURISTICS))
-        cells = [fact["words"], f"{fact['bound_s']:.5g}", f"{_outcome(best, facts)} ({best['rival']})" if best else "-"]
-        searched = [next((r for r in runs if r["instance"] == name and r["rival"] == s.name), None) for s in SEARCHES]
-        cells += [_outcome(run, facts) for run in searched]
-        found = [with_limit(runs, name, model, limit_s) for model in names]
-        times = [run["step_s"] for run in [best, *searched, *found] if run is not None and run["valid"]]
-        cells += [_outcome(run, facts) for run in found]
-        for place, run in enumerate([best, *searched, *found]):
-            if run is not None and run["valid"] and run["step_s"] <= min(times) * (1 + 1e-4):
-                cells[2 + place] = f"**{cells[2 + place]}**"
-        lines.append("| " + " | ".join(cells) + " |")
+        counts = ["/".join(f"{count:,}" for count in fact[what]) for what in ("ops", "tensors")]
+        lines.append(f"| {name} | {fact['words']} | {counts[0]} | {counts[1]} | {fact['bound_s']:.5g} |")
+    return lines
+
+
+def summary_table(runs: list[Run], facts: Facts, limit_s: float) -> list[str]:
+    """Step time above the bound: a row for each rival, a column for each instance."""
+    heuristics = tuple(rival.name for rival in HEURISTICS)
+    found: dict[str, list[Run | None]] = {"best heuristic": [best_of(runs, name, heuristics) for name in facts]}
+    for rival in SEARCHES:
+        found[rival.name] = [with_limit(runs, name, rival.name, limit_s) for name in facts]
+    for rival in MODELS:
+        found[rival.name] = [with_limit(runs, name, rival.name, limit_s) for name in facts]
+    lines = _header("", list(facts))
+    fastest = [
+        min((run["step_s"] for run in column if run is not None and run["valid"]), default=0.0)
+        for column in zip(*found.values(), strict=True)
+    ]
+    for rival, row in found.items():
+        cells = []
+        for run, least_s in zip(row, fastest, strict=True):
+            text = _outcome(run, facts)
+            if run is not None and run["valid"] and run["step_s"] <= least_s * (1 + 1e-4):
+                text = f"**{text}**"
+            cells.append(text + (f" {run['rival']}" if run is not None and rival == "best heuristic" else ""))
+        if any(cells):
+            lines.append("| " + " | ".join([rival, *cells]) + " |")
     return lines
 
 
@@ -155,14 +187,13 @@ def detail_table(runs: list[Run], facts: Facts) -> list[str]:
 
 def other_table(runs: list[Run], facts: Facts) -> list[str]:
     """Heuristics and searches: time above the bound and planning time."""
-    names = [rival.name for rival in (*HEURISTICS, *SEARCHES)]
-    lines = ["| instance | " + " | ".join(names) + " |", "|" + "---|" * (1 + len(names))]
-    for name in facts:
+    lines = _header("", list(facts))
+    for rival in (*HEURISTICS, *SEARCHES):
         cells = []
-        for rival in names:
-            run = next((r for r in runs if r["instance"] == name and r["rival"] == rival), None)
+        for name in facts:
+            run = next((r for r in runs if r["instance"] == name and r["rival"] == rival.name), None)
             cells.append(f"{_outcome(run, facts)}, {run['plan_s']:.1f} s" if run is not None else "")
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+        lines.append("| " + " | ".join([rival.name, *cells]) + " |")
     return lines
 
 
@@ -175,7 +206,9 @@ def facts_line(runs: list[Run]) -> str:
         for package in ("python", "highspy", "ortools", "jax", "numpy"):
             if package in run["provenance"]["versions"]:
                 versions.setdefault(package, set()).add(run["provenance"]["versions"][package])
-    solvers = sorted({s["solver"] for run in runs for s in run["details"].get("solves", []) if s.get("solver")})
+    solvers = sorted(
+        {solve["solver"] for run in runs for solve in (*solves_of(run), run["details"]) if solve.get("solver")}
+    )
     commits = sorted({(run["provenance"]["git_commit"] or "none")[:7] for run in runs})
     first = runs[0]["provenance"]
     minutes = sum(run["plan_s"] for run in runs) / 60
@@ -194,7 +227,7 @@ def write_table(runs: list[Run], facts: Facts, folder: Path, readme: Path | None
     order = [instance.name for instance in INSTANCES]
     facts = {name: facts[name] for name in order if name in facts}
     limits = sorted({run["limit_s"] for run in runs if run["limit_s"]})
-    short = [facts_line(runs), ""]
+    short = [facts_line(runs), "", *instance_table(facts), ""]
     for limit_s in limits:
         known = {name: fact for name, fact in facts.items() if any(
             run["instance"] == name and run["limit_s"] == limit_s for run in runs
