@@ -14,9 +14,11 @@ from tmojax.errors import InputError
 from tmojax.ilp.checkmate_graph import stage_graph
 from tmojax.ilp.checkmate_model import checkmate_model, read_plan, unit_s
 from tmojax.ilp.checkmate_rounding import cheap_plan, plan_of_dropped, plan_of_kept, plan_peak_bytes
+from tmojax.ilp.poet_start import Decided
 from tmojax.importers.synthetic import SyntheticTransformer, synthetic_transformer
 from tmojax.planners.base import Status
 from tmojax.planners.checkmate import Checkmate, CheckmateRounding
+from tmojax.planners.simple import RecomputeAll
 from tmojax.problem import (
     Action,
     Kind,
@@ -73,7 +75,7 @@ BOTH = [Checkmate(most_stages=16), CheckmateRounding(most_stages=16)]
 @pytest.mark.parametrize("planner", BOTH, ids=lambda planner: planner.name)
 @pytest.mark.parametrize(
     ("micro_batches", "factor", "spec"),
-    [(1, 1.0, {}), (1, 1.5, {}), (3, 1.3, {"gradient_scale": 1.0}), (2, 1.4, {"parameters": 10**6})],
+    [(1, 1.0, {}), (1, 1.5, {}), (3, 1.3, {"gradient_scale": 1.0}), (2, 1.25, {"parameters": 10**6})],
 )
 def test_the_claimed_time_is_the_simulated_one(planner, micro_batches, factor, spec):
     """Compute alone: nothing is copied, so the lists take what the programme says, to the last bit of rounding."""
@@ -145,7 +147,8 @@ def test_plans_without_a_search_are_counted_right(seed):
     rng = np.random.default_rng(seed)
     for _ in range(10):
         dropped = rng.random(len(graph.value_bytes)) < 0.6
-        for plan in (plan_of_dropped(graph, dropped), plan_of_kept(graph, rng.random((7, len(dropped))) < 0.4)):
+        again = plan_of_dropped(graph, dropped, stays=bool(rng.random() < 0.5))
+        for plan in (again, plan_of_kept(graph, rng.random((7, len(dropped))) < 0.4)):
             cleaned = replace(plan, kept=plan.kept & (graph.producer[None, :] < np.arange(7)[:, None]))
             assert peak_bytes(graph, cleaned) == plan_peak_bytes(graph, cleaned)
 
@@ -156,7 +159,9 @@ def test_settings_out_of_range(setting, value):
         Checkmate(**{setting: value})
 
 
-@pytest.mark.parametrize(("setting", "value"), [("allowances", ()), ("thresholds", (1.0,)), ("solver", "gurobi")])
+@pytest.mark.parametrize(
+    ("setting", "value"), [("allowances", ()), ("thresholds", (1.0,)), ("solver", "gurobi"), ("warm_start", True)]
+)
 def test_settings_of_the_rounding_out_of_range(setting, value):
     with pytest.raises(InputError, match=setting):
         CheckmateRounding(**{setting: value})
@@ -168,3 +173,20 @@ def test_merged_nodes_are_split_where_they_do_not_fit():
     result = Checkmate(most_stages=2).plan(problem)
     assert result.status.has_plan
     assert result.details["solves"][-1]["stages"] > 2
+
+
+def test_a_start_from_an_earlier_plan():
+    """What another planner recomputes becomes a plan of stages that fits; the programme says whom it started from."""
+    problem = transformer(1, 1.4)
+    earlier = RecomputeAll().plan(problem)
+    view, capacity = view_step(problem, 0), problem.capacity_bytes(0)
+    graph = stage_graph(problem, view, 40, page_inputs=False)
+    assert earlier.candidate is not None
+    decided = Decided(view, earlier.candidate.decisions[0])
+    assert decided.dropped(graph).any() and not decided.paged(graph).any()
+    plan = plan_of_dropped(graph, decided.dropped(graph), stays=True)
+    assert plan_peak_bytes(graph, plan) <= capacity
+    assert plan.compute_s(graph) == pytest.approx(earlier.step_s, rel=0.02)  # merged nodes run again as a whole
+    result = Checkmate(most_stages=20, warm_start=True, gap=0.05).plan(problem, seeds=(earlier,))
+    assert result.status.has_plan and result.details["warm_start_from"] == "recompute-all"
+    assert "warm_start_from" not in Checkmate(most_stages=20, gap=0.05).plan(problem, seeds=(earlier,)).details

@@ -36,9 +36,10 @@ def plan_of_kept(graph: StageGraph, kept: np.ndarray) -> StagePlan:
     return StagePlan(run, kept, nothing, nothing)
 
 
-def plan_of_dropped(graph: StageGraph, dropped: np.ndarray) -> StagePlan:
-    """Every value of `dropped` [V] is away in the longest gap between two of its uses; what has run again stays until
-    its last use."""
+def plan_of_dropped(graph: StageGraph, dropped: np.ndarray, *, stays: bool = False) -> StagePlan:
+    """Every value of `dropped` [V] is away in the longest gap between two of its uses. What runs again inside of that
+    gap, for another value, is dropped again at the end of the stage, or (`stays`) kept until its last use: more memory,
+    fewer runs."""
     stages, values = graph.stages, len(graph.value_bytes)
     kept = np.zeros((stages, values), bool)
     gap = np.full((values, 2), -1)
@@ -62,6 +63,8 @@ def plan_of_dropped(graph: StageGraph, dropped: np.ndarray) -> StagePlan:
             wanted += graph.reads[source]
         for node in np.flatnonzero(run[t]):
             there[list(graph.writes[node])] = True
+            if stays and node != t:
+                gap[list(graph.writes[node])] = -1
         there &= (last > t) & ~((gap[:, 0] <= t) & (t < gap[:, 1]))
     nothing = np.zeros(kept.shape, bool)
     # What may not run again but is wanted by a rerun after its last use is kept by the second phase.
@@ -112,8 +115,9 @@ def cheap_plan(graph: StageGraph, capacity_bytes: int) -> StagePlan | None:
     for share in np.linspace(0, 1, 21):
         dropped = np.zeros(len(graph.value_bytes), bool)
         dropped[order[: round(share * len(order))]] = True
-        plan = plan_of_dropped(graph, dropped)
-        seconds = plan.compute_s(graph)
-        if (best is None or seconds < best[0]) and plan_peak_bytes(graph, plan) <= capacity_bytes:
-            best = (seconds, plan)
+        for stays in (False, True):
+            plan = plan_of_dropped(graph, dropped, stays=stays)
+            seconds = plan.compute_s(graph)
+            if (best is None or seconds < best[0]) and plan_peak_bytes(graph, plan) <= capacity_bytes:
+                best = (seconds, plan)
     return best[1] if best else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -11,12 +11,33 @@ from tmojax.ilp.checkmate_graph import StageGraph
 from tmojax.ilp.checkmate_model import StagePlan
 from tmojax.ilp.checkmate_rounding import cheap_plan, peak_by_stage, plan_of_dropped
 from tmojax.ilp.poet_model import Paging, stage_periods_s
+from tmojax.problem.step_view import StepView
+from tmojax.relax.decisions import Choice, DeviceDecision
 
 
-def plan_of_paged(graph: StageGraph, paged: np.ndarray, dropped: np.ndarray) -> StagePlan:
+@dataclass(frozen=True, eq=False)
+class Decided:
+    """A decision of the candidates of a view, to be read for the values of a graph."""
+
+    view: StepView
+    decision: DeviceDecision
+
+    def _chosen(self, graph: StageGraph, choice: Choice) -> np.ndarray:
+        return np.isin(graph.tensor, self.view.tensor[self.decision.choice == choice])
+
+    def dropped(self, graph: StageGraph) -> np.ndarray:
+        """[V]: values that are recomputed."""
+        return self._chosen(graph, Choice.RECOMPUTE)
+
+    def paged(self, graph: StageGraph) -> np.ndarray:
+        """[V]: values that are offloaded."""
+        return self._chosen(graph, Choice.OFFLOAD)
+
+
+def plan_of_paged(graph: StageGraph, paged: np.ndarray, dropped: np.ndarray, *, stays: bool = False) -> StagePlan:
     """`dropped` [V] values run again; `paged` [V] values are away in the longest gap between two stages that use them:
     paged out in the stage behind the one use, and in ahead of the other. Gaps of less than two stages are kept."""
-    plan = plan_of_dropped(graph, dropped & ~paged)
+    plan = plan_of_dropped(graph, dropped & ~paged, stays=stays)
     kept, come, go = plan.kept.copy(), plan.come.copy(), plan.go.copy()
     for value in np.flatnonzero(paged).tolist():
         source = int(graph.producer[value])
@@ -65,9 +86,11 @@ def paging_start(
 
 
 def best_start(
-    graph: StageGraph, capacity_bytes: int, paging: Paging | None = None, *, rerun: bool = True, page: bool = True
-) -> StagePlan | None:
-    """The fastest of a few plans that fit, or None. Without `paging` nothing is paged."""
+    graph: StageGraph, capacity_bytes: int, paging: Paging | None = None, *, rerun: bool = True, page: bool = True,
+    decided: Decided | None = None,
+) -> StagePlan | None:  # fmt: skip
+    """The fastest of a few plans that fit, or None. Without `paging` nothing is paged. `decided`: what another planner
+    decided; one of the plans follows it."""
     values = len(graph.value_bytes)
     never = np.full(values, np.inf)
     rerun_s = graph.node_s[np.maximum(graph.producer, 0)] if rerun else never
@@ -78,6 +101,10 @@ def best_start(
         page_s = paging.in_s(graph.value_bytes) + paging.out_s(graph.value_bytes)
         # Copies hide behind compute as far as there is any, so they are cheaper than they are long.
         found += [paging_start(graph, capacity_bytes, rerun_s, page_s * share) for share in (1.0, 0.1, 0.01)]
+    if decided is not None:
+        drop, away = decided.dropped(graph) & rerun, decided.paged(graph) & (page and paging is not None)
+        plan = plan_of_paged(graph, away, drop, stays=True)
+        found.append(plan if peak_by_stage(graph, plan).max() <= capacity_bytes else None)
     fitting = [plan for plan in found if plan is not None]
     if paging is None:
         return min(fitting, key=lambda plan: plan.compute_s(graph), default=None)

@@ -53,11 +53,11 @@ class Checkmate(StagePlanner):
     def _path(self, problem: Problem, device: int) -> Any:
         return None
 
-    def _solve(self, problem, graph: StageGraph, device: int, path):
+    def _solve(self, problem, graph: StageGraph, device: int, path, decided):
         watch = Stopwatch()
         capacity = problem.capacity_bytes(device)
         model, columns = checkmate_model(graph, capacity)
-        start = start_values(model.columns, columns, best_start(graph, capacity))
+        start = start_values(model.columns, columns, best_start(graph, capacity, decided=decided))
         build_s = watch.read_s()
         answer = solve_milp(model, self.solver_settings, start)
         if not len(answer.values):
@@ -86,6 +86,8 @@ class CheckmateRounding(StagePlanner):
         super().__post_init__()
         if self.solver != "highs":
             raise InputError(f"solver: {self.solver!r} is not offered for the linear relaxation; take 'highs'")
+        if self.warm_start:
+            raise InputError("warm_start: a linear relaxation takes no start; leave it out")
         for name, values in (("allowances", self.allowances), ("thresholds", self.thresholds)):
             if not values or not all(0 <= value < 1 for value in values):
                 raise InputError(f"{name}: {values} must be one or more shares, at least 0 and below 1")
@@ -99,7 +101,7 @@ class CheckmateRounding(StagePlanner):
     def _path(self, problem: Problem, device: int) -> Any:
         return None
 
-    def _solve(self, problem, graph: StageGraph, device: int, path):
+    def _solve(self, problem, graph: StageGraph, device: int, path, decided):
         capacity = problem.capacity_bytes(device)
         build_s = solve_s = 0.0
         first: Answer | None = None

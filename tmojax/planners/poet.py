@@ -85,7 +85,7 @@ class Poet(StagePlanner):
     def _path(self, problem: Problem, device: int) -> Any:
         return paging_of(problem, device, shared=self.rates == "equal-share")
 
-    def _solve(self, problem, graph: StageGraph, device: int, path: Paging):
+    def _solve(self, problem, graph: StageGraph, device: int, path: Paging, decided):
         watch = Stopwatch()
         capacity, actions = problem.capacity_bytes(device), problem.actions
         model, columns = poet_model(
@@ -94,6 +94,7 @@ class Poet(StagePlanner):
         )  # fmt: skip
         plan = best_start(
             graph, capacity, path, rerun=Action.RECOMPUTE in actions, page=Action.OFFLOAD in actions,
+            decided=decided,
         )  # fmt: skip
         start = start_values(model.columns, columns.remat, plan)
         if plan is not None and start is not None:

@@ -17,6 +17,8 @@ from tmojax.errors import InputError
 from tmojax.ilp.checkmate_graph import StageGraph, stage_graph
 from tmojax.ilp.checkmate_lists import stage_list
 from tmojax.ilp.checkmate_model import StagePlan, unit_s
+from tmojax.ilp.from_schedule import decision_from_schedule
+from tmojax.ilp.poet_start import Decided
 from tmojax.ilp.solver import solve_figures
 from tmojax.planners.base import PlanResult, Status, Stopwatch, does_not_fit
 from tmojax.planners.ilp import IlpPlanner
@@ -35,10 +37,12 @@ TRIED_STAGES = 160  # at least so many are tried before a programme is given up
 @dataclass(frozen=True)
 class StagePlanner(IlpPlanner):
     """most_stages: ops of a micro-batch are merged into so many nodes; each is one stage. There are more where a step
-    op stands between or a merged node would not fit; up to 160 are tried where the programme has no solution."""
+    op stands between or a merged node would not fit; up to 160 are tried where the programme has no solution.
+    warm_start: the programme also gets what the fastest earlier plan of the run decided, among other starts."""
 
     gap: float = 1e-4
     most_stages: int = 40
+    warm_start: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,7 +62,7 @@ class StagePlanner(IlpPlanner):
 
     @abstractmethod
     def _solve(
-        self, problem: Problem, graph: StageGraph, device: int, path: Any
+        self, problem: Problem, graph: StageGraph, device: int, path: Any, decided: Decided | None
     ) -> tuple[StagePlan | None, Answer, float, float]:
         """(plan, answer, claimed seconds of a micro-batch, seconds it took to build the model)."""
 
@@ -70,13 +74,17 @@ class StagePlanner(IlpPlanner):
             return PlanResult(self.name, Status.NOT_FOUND, message=message, plan_s=watch.read_s())
         bench = Workbench(problem)
         details: dict[str, Any] = {"solves": []}
+        known = [result for result in seeds if result.schedule is not None] if self.warm_start else []
+        origin = min(known, key=lambda result: result.step_s, default=None)
+        if origin is not None:
+            details["warm_start_from"] = origin.planner
         solved: dict[tuple, tuple[StageGraph, StagePlan]] = {}
         lists: list[DeviceList] = []
         for device in range(bench.device_count):
             view, path = bench.view(device), self._path(problem, device)
             key = (bench.device_class[device], path)
             if key not in solved:
-                found = self._plan_class(problem, view, device, path, details["solves"])
+                found = self._plan_class(problem, view, device, path, origin, details["solves"])
                 if isinstance(found, DoesNotFit):
                     return does_not_fit(self.name, problem, found, watch)
                 if found is None:
@@ -106,10 +114,17 @@ class StagePlanner(IlpPlanner):
         )  # fmt: skip
 
     def _plan_class(
-        self, problem: Problem, view: StepView, device: int, path: Any, solves: list[dict[str, Any]]
+        self,
+        problem: Problem,
+        view: StepView,
+        device: int,
+        path: Any,
+        origin: PlanResult | None,
+        solves: list[dict[str, Any]],
     ) -> tuple[StageGraph, StagePlan] | DoesNotFit | None:
         most_stages = self.most_stages
         count = problem.workload.micro_batches
+        decided = None if origin is None else _decided(problem, view, device, origin)
         while True:
             graph = stage_graph(problem, view, most_stages, page_inputs=self._pages_inputs())
             finest = graph.stages >= len(view.slot_op) or most_stages >= max(TRIED_STAGES, self.most_stages)
@@ -119,7 +134,7 @@ class StagePlanner(IlpPlanner):
                     return over
                 most_stages *= 2
                 continue
-            plan, answer, claimed_s, build_s = self._solve(problem, graph, device, path)
+            plan, answer, claimed_s, build_s = self._solve(problem, graph, device, path, decided)
             figures = solve_figures(answer, self.solver_settings, unit_s=unit_s(graph), build_s=build_s)
             step_ops_s = float(view.step_s.sum())
             figures["claimed_step_s"] = None if plan is None else count * claimed_s + step_ops_s
@@ -135,6 +150,14 @@ class StagePlanner(IlpPlanner):
 
     def _pages_inputs(self) -> bool:
         return False
+
+
+def _decided(problem: Problem, view: StepView, device: int, origin: PlanResult) -> Decided:
+    """What an earlier plan decided for a device: as its planner says, or read off its schedule."""
+    if origin.candidate is not None:
+        return Decided(view, origin.candidate.decisions[device])
+    assert origin.schedule is not None
+    return Decided(view, decision_from_schedule(problem, view, origin.schedule, device))
 
 
 def too_large(problem: Problem, graph: StageGraph, device: int) -> DoesNotFit | None:
