@@ -1,5 +1,6 @@
 """The TMO-type MILP: what it claims is what the simulator measures where its assumptions hold, disjoint sets, turns."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -15,6 +16,8 @@ from tmojax.ilp.steps import group_candidates, steps_between, worst_bytes
 from tmojax.importers.machine_build import load_machine
 from tmojax.importers.synthetic import SyntheticTransformer, synthetic_transformer
 from tmojax.planners.base import Status
+from tmojax.planners.local_search import SearchSettings
+from tmojax.planners.registry import PLANNERS
 from tmojax.planners.tmo import TmoMilp
 from tmojax.problem import Action, Kind, LinkPolicyKind, Problem, keep_all_footprint_bytes
 from tmojax.problem.step_view import view_step
@@ -66,6 +69,18 @@ def test_on_random_chains(gpus, sizes, seconds, factor, rate, half_duplex):
 
 def moved(problem: Problem, schedule) -> list[set[int]]:
     return [set(rows["tensor"][rows["kind"] == Kind.OFFLOAD].tolist()) for rows in schedule.lists]
+
+
+def test_others_go_on_from_its_plans():
+    """Whether or not an order won: local search finds a start, a warm start reads the schedule."""
+    for name in ("three", "two, tight"):
+        result = EXACT.plan(CHAINS[name])
+        assert (result.candidate is None) == (result.details["link_order"] == "of the model")
+        earlier = (PLANNERS["offload-all"]().plan(CHAINS[name]), result)
+        search = replace(PLANNERS["local-search"](), search=SearchSettings(evaluations=20))
+        assert search.plan(CHAINS[name], seeds=earlier).status.has_plan
+        warm = PLANNERS["lockstep-milp"](warm_start=True).plan(CHAINS[name], seeds=earlier)
+        assert warm.details["warm_start_from"] == "tmo-milp"
 
 
 def test_sets_are_disjoint_where_memory_allows():

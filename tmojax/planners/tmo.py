@@ -71,7 +71,9 @@ class TmoMilp(IlpPlanner):
         details["repaired"] = not all(a.same_as(b) for a, b in zip(fitted, found.decisions, strict=True))
         details["model_order_step_s"] = ordered.step_s if ordered.step_s < float("inf") else None
         details["link_order"] = "of the model" if best is ordered else best.coordination.policy.value
-        return self.planned(best, details, watch)
+        result = self.planned(best, details, watch)
+        # An order names instructions of these very lists, so others cannot go on from its decisions.
+        return replace(result, candidate=None) if best is ordered else result
 
 
 def _rehearse(bench: Workbench, decisions: tuple[DeviceDecision, ...]) -> list[DeviceTimes] | None:
