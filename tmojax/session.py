@@ -38,8 +38,8 @@ from tmojax.units import format_bytes, format_seconds
 BASELINES = (KeepAll, OffloadAll, RecomputeAll, SqrtCheckpointing, Oblivious)
 # These start from what others found; the coordination headroom is what the others leave.
 SEARCHES = (LocalSearch, Gradient)
-# Steps of the search for an arena, at most half a second for a plan; most need none.
-ARENA_EFFORT = 50_000_000
+# Steps of the search for an arena, a fraction of a second for a plan; most need none.
+ARENA_EFFORT = 20_000_000
 # The nearest capacity that fits is sought to this fraction of the footprint.
 CAPACITY_STEP = 1 / 64
 
