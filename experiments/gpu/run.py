@@ -20,7 +20,15 @@ from networks import NETWORKS, Network, network
 
 from tmojax import PLANNERS, Action, Problem, import_train_step, load_machine
 from tmojax.check import check
-from tmojax.execute import CompiledStep, MeasuredTimes, PlannedStep, compare, comparison_text, write_measured_trace
+from tmojax.execute import (
+    CompiledStep,
+    MeasuredTimes,
+    PlannedStep,
+    compare,
+    comparison_text,
+    with_measured_durations,
+    write_measured_trace,
+)
 from tmojax.problem import Machine, keep_all_footprint_bytes
 from tmojax.report.trace import write_trace
 from tmojax.simulate import simulate
@@ -123,6 +131,9 @@ def run_network(net: Network, given: argparse.Namespace) -> list[dict]:
 def measure(step: PlannedStep, problem: Problem, schedule, batches, row: dict, out: Path) -> None:
     """Time one step after a warm one; put both traces and the comparison beside each other."""
     step.step(batches)
+    # The prediction takes the durations of ops from one step, and is compared with the next one.
+    before = MeasuredTimes(problem, schedule, step.step(batches, measure=True))
+    problem = with_measured_durations(problem, schedule, before)
     times = MeasuredTimes(problem, schedule, step.step(batches, measure=True))
     simulation = simulate(problem, schedule, record=True)
     table = compare(problem, schedule, simulation, times)

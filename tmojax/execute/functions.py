@@ -96,7 +96,13 @@ class StepFunctions:
         return [jax.ShapeDtypeStruct(storage.shape, storage.array_dtype) for storage in made]
 
     def _check_results(self) -> None:
-        """Every new value of the state must be one that an op computes, or the old one."""
+        """Every new value of the state must be one that an op computes, or the old one; other results are computed."""
+        for position in self.free_results:
+            if self.graph.storages[self.graph.results[position]].producer < 0:
+                raise InputError(
+                    f"step: result {position} is an argument or a constant; return only what the step computes beside "
+                    f"the new state"
+                )
         for position, argument in enumerate(self.traced.arguments):
             if argument.result < 0:
                 continue

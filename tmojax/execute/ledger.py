@@ -10,10 +10,11 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tmojax.errors import TmojaxError
 from tmojax.execute.lists import Change, PreparedList
 
 
-class MemoryExceeded(Exception):
+class MemoryExceeded(TmojaxError):
     """More bytes are live than the plan counts at that position: an error of the runtime, not of the plan."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -115,6 +115,30 @@ class MeasuredTimes:
         return tuple(found)
 
 
+def with_measured_durations(problem: Problem, schedule: Schedule, times: MeasuredTimes) -> Problem:
+    """The problem with the durations of its ops replaced by the medians that a measured step took, in seconds.
+
+    Plan it again, or simulate with it. Every run of an op counts, on all devices of its program, recomputations too.
+    """
+    workload = problem.workload
+    found: dict[tuple[int, int], list[float]] = {}
+    for device, rows in enumerate(schedule.lists):
+        for index in np.flatnonzero(rows["kind"] == Kind.COMPUTE).tolist():
+            taken_s = float(times.end_s[device][index] - times.start_s[device][index])
+            found.setdefault((workload.device_program[device], int(rows["op"][index])), []).append(taken_s)
+    programs = []
+    for number, program in enumerate(workload.programs):
+        medians = [float(np.median(found[number, op])) if (number, op) in found else None
+                   for op in range(len(program.ops))]  # fmt: skip
+        ops = tuple(
+            op if median_s is None else replace(op, duration_s=median_s)
+            for op, median_s in zip(program.ops, medians, strict=True)
+        )
+        programs.append(replace(program, ops=ops))
+    measured = replace(workload, programs=tuple(programs), duration_source="measured: medians of a step of the runtime")
+    return replace(problem, workload=measured)
+
+
 @dataclass(frozen=True, slots=True)
 class CategoryError:
     """Seconds of one category, summed over devices. `error` = measured / predicted - 1 (NaN without a prediction)."""
@@ -150,10 +174,10 @@ def _seconds(activities: tuple[DeviceActivity, ...], category: int) -> float:
 
 def comparison_text(rows: tuple[CategoryError, ...]) -> str:
     """The comparison as a table, milliseconds."""
-    lines = [f"{'':<12}{'predicted ms':>14}{'measured ms':>14}{'error':>10}"]
+    lines = [f"{'':<12} {'predicted ms':>13} {'measured ms':>13} {'error':>12}"]
     for row in rows:
         error = "-" if np.isnan(row.error) else f"{row.error:+.1%}"
-        lines.append(f"{row.category:<12}{row.predicted_s * 1e3:>14.3f}{row.measured_s * 1e3:>14.3f}{error:>10}")
+        lines.append(f"{row.category:<12} {row.predicted_s * 1e3:>13.3f} {row.measured_s * 1e3:>13.3f} {error:>12}")
     return "\n".join(lines)
 
 

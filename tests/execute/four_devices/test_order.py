@@ -8,7 +8,13 @@ import pytest
 from steps import identical, perceptron, plan, planned
 
 from tmojax.check import check
-from tmojax.execute.measured import MeasuredTimes, compare, comparison_text, write_measured_trace
+from tmojax.execute import (
+    MeasuredTimes,
+    compare,
+    comparison_text,
+    with_measured_durations,
+    write_measured_trace,
+)
 from tmojax.execute.tokens import Stopped
 from tmojax.problem import INSTRUCTION, Kind, LinkPolicy, LinkPolicyKind, ListBuilder, Schedule
 from tmojax.report.links import shared_links
@@ -159,7 +165,14 @@ def test_a_tensor_rests_in_the_memory_of_a_peer(case, offloading):
 def test_a_measured_step_is_compared_and_traced(case, offloading, tmp_path):
     problem, schedule, state = offloading
     times = run(case, problem, schedule, state)
+    problem = with_measured_durations(problem, schedule, times)
     simulation = simulate(problem, schedule, record=True)
+    runs = [
+        times.end_s[d][i] - times.start_s[d][i] for d, own in enumerate(schedule.lists)
+        for i in np.flatnonzero((own["kind"] == Kind.COMPUTE) & (own["op"] == 0)).tolist()
+    ]  # fmt: skip
+    assert problem.workload.programs[0].ops[0].duration_s == pytest.approx(float(np.median(runs)))
+    assert problem.workload.duration_source.startswith("measured:")
     table = compare(problem, schedule, simulation, times)
     found = {row.category: row for row in table}
     assert {"forward", "backward", "optimizer", "collective", "copy out", "copy in", "stall", "step"} <= set(found)
