@@ -27,7 +27,13 @@ class DeviceTimes:
 
 @dataclass(eq=False)
 class ModelDevice:
-    """One device. leaves [N], out, into [N]: columns of the groups; away: (group, step) -> column; start [J + 1]."""
+    """One device with N groups of tensors and J steps of slots.
+
+    first_equal: the first device with the same view. begin, stop [N]: a group is idle in the steps begin .. stop - 1 and
+    wanted in `stop`. ready [N]: the step that writes its last member. seconds [J]. missing [J]: bytes by which keeping
+    everything exceeds the memory. out_s, into_s [N]: of the copies of a group at the full rate of the route.
+    state_group [S], state_bytes: as of `state_groups`. columns, away ((group, step) -> column): filled by the model.
+    """
 
     device: int
     first_equal: int
@@ -37,9 +43,9 @@ class ModelDevice:
     steps: Steps
     begin: np.ndarray
     stop: np.ndarray
-    ready: np.ndarray  # step that writes the last member of a group
+    ready: np.ndarray
     seconds: np.ndarray
-    missing: np.ndarray  # bytes that must be away in each step
+    missing: np.ndarray
     out_route: Route
     into_route: Route
     out_s: np.ndarray
@@ -51,6 +57,7 @@ class ModelDevice:
 
     @property
     def short(self) -> np.ndarray:
+        """Steps in which something must be away."""
         return np.flatnonzero(self.missing > 0)
 
     def decision(self, leaves: np.ndarray, rests: np.ndarray, again: np.ndarray | None = None) -> DeviceDecision:

@@ -77,7 +77,10 @@ def solve_tmo(
     times = rehearse(tuple(gpu.decision(*selected) for gpu, selected in zip(gpus, chosen, strict=True)))
     answer = solve_milp(built.model, settings, built.start(chosen, times))
     figures = solve_figures(answer, settings, unit_s=built.unit_s, build_s=build_s)
-    figures |= _sizes(gpus, sharing, len(built.pairs)) | {"selection_s": first.solve_s}
+    figures |= _sizes(gpus, sharing, len(built.pairs)) | {
+        "selection_s": first.solve_s,
+        "selection_status": first.status.value,
+    }
     if not len(answer.values):
         return TmoSolution(None, (), (), float("inf"), sharing, answer, figures)
     decisions, out_s, into_s = [], [], []

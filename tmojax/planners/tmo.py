@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tmojax.bounds.highs import SolverStatus
 from tmojax.errors import InputError
 from tmojax.ilp.devices import DeviceTimes
 from tmojax.ilp.tmo import TmoSolution, solve_tmo
@@ -72,6 +73,8 @@ class TmoMilp(IlpPlanner):
         details["model_order_step_s"] = ordered.step_s if ordered.step_s < float("inf") else None
         details["link_order"] = "of the model" if best is ordered else best.coordination.policy.value
         result = self.planned(best, details, watch)
+        if found.figures["selection_status"] == SolverStatus.TIME_LIMIT:
+            result = replace(result, status=Status.TIME_LIMIT, time_limited=True)
         # An order names instructions of these very lists, so others cannot go on from its decisions.
         return replace(result, candidate=None) if best is ordered else result
 
