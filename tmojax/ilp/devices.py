@@ -29,7 +29,7 @@ class DeviceTimes:
 class ModelDevice:
     """One device with N groups of tensors and J steps of slots.
 
-    first_equal: the first device with the same view. begin, stop [N]: a group is idle in the steps begin .. stop - 1 and
+    first_equal: the first device with the same view. begin, stop [N]: a group is idle in steps begin .. stop - 1 and
     wanted in `stop`. ready [N]: the step that writes its last member. seconds [J]. missing [J]: bytes by which keeping
     everything exceeds the memory. out_s, into_s [N]: of the copies of a group at the full rate of the route.
     state_group [S], state_bytes: as of `state_groups`. columns, away ((group, step) -> column): filled by the model.
