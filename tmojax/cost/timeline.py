@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from tmojax.cost.model import DROP, IN, KEEP, OFFLOAD, OUT, PeriodicModel
+from tmojax.cost.model import DROP, KEEP, OFFLOAD, PeriodicModel
 
 BIN_SHIFT = 0.382  # of a bin
 
@@ -21,7 +21,8 @@ class Demand(eqx.Module):
     held_gb: resident whatever the copies do. ready_gb: may have left before the slot's end. absorbed_gb: of the
     bytes that came back, those that `held_gb` counts again. due_gb: must be back before the slot begins.
     recompute_s: compute added. total_gb [gpu]: bytes that leave. state_gb [gpu]: optimizer state resting on the
-    host.
+    host. gone_gb: must have left before the slot begins; open_gb: may have come in by the end of the slot. Where only
+    memory says when (as in `demand`) these are 0 and total_gb; fixed lists say it themselves.
     """
 
     held_gb: Float[Array, "gpu slot"]
@@ -31,11 +32,14 @@ class Demand(eqx.Module):
     recompute_s: Float[Array, "gpu slot"]
     total_gb: Float[Array, " gpu"]
     state_gb: Float[Array, " gpu"]
+    gone_gb: Float[Array, "gpu slot"]
+    open_gb: Float[Array, "gpu slot"]
 
 
 class Timing(eqx.Module):
-    """stall_s [gpu, slot]: at the end of a slot. out_share, in_share [gpu, slot] in (0, 1): of the bytes waiting to
-    leave, what leaves in the slot; of the bytes that may still come later (seen backwards), what comes in the slot.
+    """stall_s [gpu, slot]: at the end of a slot, beyond what the GPU's own copies take. out_share, in_share [gpu,
+    slot] in (0, 1): of the bytes waiting to leave, what leaves in the slot; of the bytes that may still come later
+    (seen backwards), what comes in the slot.
     phase [gpu]: start of a GPU, in periods, at least 0.
     """
 
@@ -46,26 +50,25 @@ class Timing(eqx.Module):
 
 
 class Limits(eqx.Module):
-    """Violations (positive: over) relative to the limit's own scale. memory, order, out, in [gpu, slot]; link
-    [link, bin]; host [host].
+    """Violations (positive: over) relative to the limit's own scale. memory, order [gpu, slot]; link [link, bin];
+    host [host].
     """
 
     memory: Float[Array, "gpu slot"]
     order: Float[Array, "gpu slot"]
-    lane_out: Float[Array, "gpu slot"]
-    lane_in: Float[Array, "gpu slot"]
     link: Float[Array, "link bin"]
     host: Float[Array, " host"]
 
 
 class Step(eqx.Module):
-    """period_s [gpu]; slot_end_s [gpu, slot]; memory_gb [gpu, slot]; out_gb, in_gb [gpu, slot]: cumulative copies
-    at the end of a slot; link_gb [link, bin]: load of every bin of `bin_s` seconds; step_s: the estimate; tail_s:
-    its part after the micro-batches.
+    """period_s [gpu]; slot_end_s, stall_s [gpu, slot]: with all stalls; memory_gb [gpu, slot]; out_gb, in_gb [gpu,
+    slot]: cumulative copies at the end of a slot; link_gb [link, bin]: load of every bin of `bin_s` seconds; step_s:
+    the estimate; tail_s: its part after the micro-batches.
     """
 
     period_s: Float[Array, " gpu"]
     slot_end_s: Float[Array, "gpu slot"]
+    stall_s: Float[Array, "gpu slot"]
     memory_gb: Float[Array, "gpu slot"]
     out_gb: Float[Array, "gpu slot"]
     in_gb: Float[Array, "gpu slot"]
@@ -92,6 +95,7 @@ def demand(
     absorbed = jnp.einsum("gqi,gci->gcq", model.absorbed_gb, jnp.stack([keep, away], 1))
     sooner = jnp.einsum("gqp,gcp->gcq", model.early_gb, jnp.stack([owner_away, owner_drop], 1))
     state_gb = state_out * model.resting_gb
+    total_gb = jnp.einsum("gi,gi->g", model.size_gb, away)
     return Demand(
         held_gb=model.base_gb - state_gb[:, None] + produced[:, 0] - absorbed[:, 0] + sooner[:, 1],
         ready_gb=produced[:, 1],
@@ -101,8 +105,10 @@ def demand(
             jnp.einsum("gqi,gi->gq", model.use_s, paid)
             + jnp.einsum("gqp,gp->gq", model.shift_s, owner_drop * part)
         ),
-        total_gb=jnp.einsum("gi,gi->g", model.size_gb, away),
+        total_gb=total_gb,
         state_gb=state_gb,
+        gone_gb=jnp.zeros_like(model.slot_s),
+        open_gb=jnp.broadcast_to(total_gb[:, None], model.slot_s.shape),
     )
 
 
@@ -126,17 +132,20 @@ def _early_fractions(model: PeriodicModel, drop: Float[Array, "gpu candidate"]) 
     return jnp.take_along_axis(added.reshape(added.shape[0], -1), model.path_place, 1), reached[..., -1]
 
 
-def _drain(share: Float[Array, "*batch slot"], ready: Float[Array, "*batch slot"]) -> Float[Array, "*batch slot"]:
-    """D_t = D_(t-1) + share_t (ready_t - D_(t-1)): never more than is ready, by construction.
+def _drain(share: Float[Array, "*batch slot"], ready: Float[Array, "*batch slot"],
+           least: Float[Array, "*batch slot"]) -> Float[Array, "*batch slot"]:  # fmt: skip
+    """D_t = L_t + share_t (ready_t - L_t) with L_t the larger of D_(t-1) and least_t: never more than is ready, never
+    less than has to be, by construction.
 
     A sequential scan: on the CPU it compiles and runs several times faster than an associative one of this length.
     """
 
     def advance(drained, now):
-        drained = drained + now[0] * (now[1] - drained)
+        low = jnp.maximum(drained, now[2])
+        drained = low + now[0] * jnp.maximum(now[1] - low, 0.0)
         return drained, drained
 
-    along = (jnp.moveaxis(share, -1, 0), jnp.moveaxis(ready, -1, 0))
+    along = tuple(jnp.moveaxis(values, -1, 0) for values in (share, ready, least))
     return jnp.moveaxis(jax.lax.scan(advance, jnp.zeros_like(along[0][0]), along)[1], 0, -1)
 
 
@@ -145,10 +154,14 @@ def run_step(model: PeriodicModel, asked: Demand, timing: Timing, bins: int) -> 
     1).
     """
     total = asked.total_gb[:, None]
-    # Seen backwards, copies in are like copies out: what may come later than a slot is what is not due before it.
+    # Seen backwards, copies in are like copies out: what may come later than a slot is what is not due before it, what
+    # has to come later is what is not open before it.
+    gone_next = jnp.pad(asked.gone_gb[:, 1:], ((0, 0), (0, 1)))
+    shut_before = jnp.pad((total - asked.open_gb)[:, :-1], ((0, 0), (1, 0)))
     out, later = _drain(
         jnp.stack([timing.out_share, timing.in_share[:, ::-1]]),
         jnp.stack([asked.ready_gb, (total - asked.due_gb)[:, ::-1]]),
+        jnp.stack([gone_next, shut_before[:, ::-1]]),
     )
     later = later[:, ::-1]
     later_next = jnp.pad(later[:, 1:], ((0, 0), (0, 1)))
@@ -161,20 +174,18 @@ def run_step(model: PeriodicModel, asked: Demand, timing: Timing, bins: int) -> 
     lane_s = jnp.stack([moved_out, moved_in]) / model.lane_gb_per_s.T[..., None]
     slowed_s = compute_s * (1 + jnp.einsum("d,dgq->gq", model.compute_slowdown - 1,
                                            jnp.minimum(lane_s / jnp.maximum(compute_s, 1e-9), 1.0)))  # fmt: skip
-    slot_s = slowed_s + timing.stall_s
+    # A slot lasts at least as long as its own copies need alone, so that only what is shared can be exceeded.
+    stall_s = timing.stall_s + jnp.maximum(0.0, lane_s.max(0) - slowed_s / model.copy_slowdown)
+    slot_s = slowed_s + stall_s
     end_s = jnp.cumsum(slot_s, axis=1)
     period_s = end_s[:, -1]
-    usable_s = timing.stall_s + slowed_s / model.copy_slowdown
     flows = jnp.stack([jnp.pad(out, ((0, 0), (1, 0))), jnp.pad(into, ((0, 0), (1, 0)))], 1)
     link_gb, bin_s = _link_loads(model, flows, end_s, timing.phase, bins)
     tail_s, step_s = _step_time(model, asked, period_s, timing.phase)
-    step = Step(period_s, end_s, memory, out, into, link_gb, bin_s, step_s, tail_s)
-    mean_slot_s = model.unit_s / model.slots
+    step = Step(period_s, end_s, stall_s, memory, out, into, link_gb, bin_s, step_s, tail_s)
     limits = Limits(
         memory=memory / model.capacity_gb[:, None] - 1,
         order=(into - out_before) / model.capacity_gb[:, None],
-        lane_out=(lane_s[OUT] - usable_s) / mean_slot_s,
-        lane_in=(lane_s[IN] - usable_s) / mean_slot_s,
         link=link_gb / (model.link_gb_per_s[:, None] * bin_s) - 1,
         host=(model.host_use @ (asked.total_gb + asked.state_gb)) / model.host_gb - 1,
     )

@@ -68,12 +68,11 @@ class Descended(eqx.Module):
     history: Float[Array, " round"]
 
 
-def limit_weights(model: PeriodicModel, bins: int) -> dict[str, float]:
-    """Weight of one limit's square, by field of `Limits`. A slot's or bin's share of time is small against the step,
-    its memory limit is not.
+def limit_weights(bins: int) -> dict[str, float]:
+    """Weight of one limit's square, by field of `Limits`. A bin's share of time is small against the step, a slot's
+    memory limit is not.
     """
-    slot = 1 / model.slots
-    return {"memory": 1.0, "order": 1.0, "lane_out": slot, "lane_in": slot, "link": 1 / bins, "host": 1.0}
+    return {"memory": 1.0, "order": 1.0, "link": 1 / bins, "host": 1.0}
 
 
 def penalise(limits: Limits, multipliers: Limits, weights: dict[str, float], penalty) -> Float[Array, ""]:
@@ -99,7 +98,7 @@ def descend(model: PeriodicModel, variables: Any, steps: int, settings: Descent,
     """Minimise one point. `evaluate(variables, progress)` returns (objective, limits, other cost); progress runs
     from 0 to 1.
     """
-    weights = limit_weights(model, settings.bins)
+    weights = limit_weights(settings.bins)
     rounds = max(1, steps // settings.multiplier_steps)
     total = rounds * settings.multiplier_steps
     optimiser = optax.adam(optax.cosine_decay_schedule(settings.learning_rate, total, LAST_RATE), b2=MEMORY)

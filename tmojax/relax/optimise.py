@@ -53,8 +53,8 @@ class RelaxedSolution:
 
     choice [R, G, I, 3]: fractions of keep, offload, drop. state_out [R, G]: share of the resting state on the host.
     phase [R, G]: starts in periods; start_share [R, G]: the same as compute of the first GPU, in micro-batches (see
-    `Coordination`). step_s [R], period_s [R, G]: the relaxed model's times. memory_over_bytes [R], link_over [R],
-    lane_over [R]: the largest violations that are left (links and lanes relative to capacity; 0: none).
+    `Coordination`). step_s [R], period_s [R, G]: the relaxed model's times. memory_over_bytes [R], link_over [R]:
+    the largest violations that are left (links relative to capacity; 0: none).
     fractional_bytes [R]: bytes whose choice is not 0 or 1. memory_price_s_per_byte [R, G, Q], link_price_s [R, L,
     B]: what the step time would gain from one more byte at a slot, or from a link faster by 100 % in a bin. history
     [R, rounds]: objective in units of K periods without stalls; early ones are for faster links. variables: to go
@@ -69,7 +69,6 @@ class RelaxedSolution:
     period_s: np.ndarray
     memory_over_bytes: np.ndarray
     link_over: np.ndarray
-    lane_over: np.ndarray
     fractional_bytes: np.ndarray
     memory_price_s_per_byte: np.ndarray
     link_price_s: np.ndarray
@@ -203,17 +202,15 @@ def _solution(model: PeriodicModel, ended: Descended, point: Point, step: Step, 
     capacity_gb = np.asarray(model.capacity_gb)
     step_unit_s = model.micro_batches * float(model.unit_s)  # objectives and multipliers are relative to it
     over = np.maximum(np.asarray(limits.memory), 0.0) * capacity_gb[:, None] * GB
-    lanes = jnp.concatenate([limits.lane_out, limits.lane_in], axis=-1) / model.slots
     return RelaxedSolution(
         choice=np.asarray(point.choice),
         state_out=np.asarray(point.state_out),
         phase=np.asarray(point.timing.phase),
-        start_share=_start_shares(model, np.asarray(point.timing.phase), np.asarray(point.timing.stall_s), step),
+        start_share=_start_shares(model, np.asarray(point.timing.phase), step),
         step_s=np.asarray(step.step_s),
         period_s=np.asarray(step.period_s),
         memory_over_bytes=over.max(axis=(1, 2)),
         link_over=largest(limits.link),
-        lane_over=largest(lanes),
         fractional_bytes=np.asarray(fractional_gb) * GB,
         memory_price_s_per_byte=np.asarray(ended.multipliers.memory) * step_unit_s / (capacity_gb[:, None] * GB),
         link_price_s=np.asarray(ended.multipliers.link) * step_unit_s,
@@ -226,9 +223,10 @@ def _solution(model: PeriodicModel, ended: Descended, point: Point, step: Step, 
     )
 
 
-def _start_shares(model: PeriodicModel, phase: np.ndarray, stall_s: np.ndarray, step: Step) -> np.ndarray:
+def _start_shares(model: PeriodicModel, phase: np.ndarray, step: Step) -> np.ndarray:
     """[restart, gpu] how much the first GPU has computed, in micro-batches without stalls, when a GPU starts."""
     end_s, period_s = np.asarray(step.slot_end_s), np.asarray(step.period_s).max(axis=1)
+    stall_s = np.asarray(step.stall_s)
     unit_s = float(np.asarray(model.slot_s)[0].sum())
     shares = np.zeros_like(phase)
     for restart, row in enumerate(phase):

@@ -43,14 +43,14 @@ def replay_schedules(problem: Problem, plans: Sequence[Schedule], *, dtype=jnp.f
     """
     if not plans:
         raise InputError("plans: give at least one")
-    lists: dict[bytes, _List] = {}
+    lists: dict[bytes, RunList] = {}
     parts = []
     for plan in plans:
         read = []
         for device, rows in enumerate(plan.lists):
             key = device.to_bytes(4, "big") + rows.tobytes()
             if key not in lists:
-                lists[key] = _read_list(problem, device, rows)
+                lists[key] = read_list(problem, device, rows)
             read.append(lists[key])
         parts.append(_join(problem, plan, read))
     shape = {name: np.max([part[name].shape for part in parts], axis=0) for name in parts[0]}
@@ -74,10 +74,13 @@ def _pad(values: np.ndarray, shape: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True, eq=False)
-class _List:
-    """One list: runs U in order, copies of both directions. needs [U, 2]; copies: (bytes, runs before, needs [2])
-    per direction. row_run: how many runs stand at or before a row. wait: event that holds back the compute stream
-    from the start (-1: none).
+class RunList:
+    """One list. U runs (computes and collectives) in order; copies of both directions (0 out, 1 in) in order.
+
+    seconds [U]. collective [U]. needs [U, 2]: copies (out, in) that must be complete before a run. copies: per
+    direction [n, 4]: GB, runs that must be complete before it, copies (out, in) that must be complete before it.
+    row_run [rows]: how many runs stand at or before a row. signals: event to runs before it. wait: event that holds
+    back the compute stream from the start (-1: none).
     """
 
     seconds: np.ndarray
@@ -89,7 +92,8 @@ class _List:
     wait: int
 
 
-def _read_list(problem: Problem, device: int, rows: np.ndarray) -> _List:
+def read_list(problem: Problem, device: int, rows: np.ndarray) -> RunList:
+    """What of a device's list decides about time. Raises InputError for instructions that `replay_schedules` lacks."""
     known = (Kind.COMPUTE, Kind.COLLECTIVE, Kind.OFFLOAD, Kind.PREFETCH, Kind.RELEASE, Kind.SIGNAL, Kind.WAIT)
     for kind in np.unique(rows["kind"]):
         if kind not in known:
@@ -126,7 +130,7 @@ def _read_list(problem: Problem, device: int, rows: np.ndarray) -> _List:
     signals = {int(rows["event"][row]): int(row_run[rows["after"][row]]) for row in signal_rows}
     wait = int(rows["event"][0]) if len(waits) else -1
     collective = rows["kind"][is_run] == Kind.COLLECTIVE
-    return _List(seconds[run_op], collective, needs, (copies[0], copies[1]), row_run, signals, wait)
+    return RunList(seconds[run_op], collective, needs, (copies[0], copies[1]), row_run, signals, wait)
 
 
 @njit(cache=True)
@@ -172,7 +176,7 @@ def _walk(kind, op, batch, tensor, memory, device_memory, begin, touched, readin
     return needs[:runs], out[:outs], into[:ins], row_run
 
 
-def _join(problem: Problem, plan: Schedule, lists: Sequence[_List]) -> dict[str, np.ndarray]:
+def _join(problem: Problem, plan: Schedule, lists: Sequence[RunList]) -> dict[str, np.ndarray]:
     """Tables of one plan; runs between which nothing can change are one segment."""
     starts = [0] * len(lists)
     for device, one in enumerate(lists):
@@ -200,7 +204,7 @@ def _join(problem: Problem, plan: Schedule, lists: Sequence[_List]) -> dict[str,
     return {**tables, "start_after": place[starts], "slots": np.array(slots), "rank": rank}
 
 
-def _segments(one: _List, marks: Sequence[int]) -> dict[str, np.ndarray]:
+def _segments(one: RunList, marks: Sequence[int]) -> dict[str, np.ndarray]:
     runs = len(one.seconds)
     new = np.zeros(runs + 1, bool)
     new[[0, runs]] = True
