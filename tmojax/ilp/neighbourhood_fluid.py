@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -27,13 +27,35 @@ class Surroundings:
     recompute: bool
 
 
+MOST_STEPS = 1000  # fluid steps; what is fixed costs the solver nothing, so there may be one for every op
+SMALL = 0.0  # share of the capacity below which candidates are left out: none is
+# The model counts memory by its worst slot in a step and knows no state that leaves within a step, so that a decision
+# that fits may not fit in it.
+WIDER = (1.0, 1.02, 1.05, 1.1, 1.2, 1.4, 1.8)
+
+
+def capacity_that_fits(view: StepView, decision: DeviceDecision, around: Surroundings,
+                       settings: SolverSettings) -> int:  # fmt: skip
+    """The device's capacity, or as much more (in coarse steps) as the model needs for `decision` itself."""
+    nothing = np.zeros(len(view.tensor), bool)
+    for factor in WIDER:
+        wider = replace(around, capacity_bytes=int(around.capacity_bytes * factor))
+        if respond(view, decision, nothing, False, wider, settings)[0] is not None:
+            return wider.capacity_bytes
+    return around.capacity_bytes
+
+
 def respond(view: StepView, decision: DeviceDecision, free: np.ndarray, free_state: bool, around: Surroundings,
             settings: SolverSettings) -> tuple[DeviceDecision | None, SolverStatus]:  # fmt: skip
     """The model's best decision that differs from `decision` in the candidates `free` [I] only (and in resting state,
     if `free_state`); None without a solution."""
-    built = _Fluid(view, around.capacity_bytes, around.rates, around.offload, around.recompute, 160, 2e-4)
+    built = _Fluid(view, around.capacity_bytes, around.rates, around.offload, around.recompute, MOST_STEPS, SMALL)
     built.add_budget(around.budget, around.taken_bytes)
     values = built.start_values(decision)
+    # What is idle for one step cannot leave and be back in the model; the decode does not let it leave either.
+    short = (built.move >= 0) & (built.keep >= 0) & (built.stop - built.begin < 2)
+    short[short] = values[built.move[short]] > 0.5
+    values[built.move[short]], values[built.keep[short]] = 0.0, 1.0
     known = values.tolist()
     columns = {Choice.KEEP: built.keep, Choice.OFFLOAD: built.move, Choice.RECOMPUTE: built.rerun}
     for of_choice in columns.values():

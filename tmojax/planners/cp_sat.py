@@ -156,7 +156,7 @@ class CpSat(Planner):
         start, figures = best_start(model, known)
         settings = CpSettings(self.time_limit_s, self.gap, self.deterministic_limit, self.workers, seed)
         answer = solve_cp_sat(model, settings, horizon=10 * self.ticks, start=start)
-        details |= figures | answer_figures(answer, model, settings)
+        details |= figures | {"solves": [answer_figures(answer, model, settings)]}
         return self._result(problem, model, answer, settings, details, watch)
 
     def _result(self, problem: Problem, model: Model, answer: CpAnswer, settings: CpSettings, details: dict[str, Any],
@@ -177,9 +177,11 @@ class CpSat(Planner):
 
 
 def answer_figures(answer: CpAnswer, model: Model, settings: CpSettings) -> dict[str, Any]:
-    """What is reported of a solve, as JSON values (None where there is no such number).
+    """What is reported of a solve, as JSON values (None where there is no such number); keys as those of the MILPs
+    (docs/ilp-baselines.md).
 
     claimed_step_s: objective of the incumbent. model_bound_s: proved for the model, which is no bound of the problem.
+    rows, columns: constraints and variables before presolve; intervals: among the constraints.
     """
     tick_s = model.network.tick_s
     objective = answer.objective * tick_s if answer.times is not None else None
@@ -192,8 +194,9 @@ def answer_figures(answer: CpAnswer, model: Model, settings: CpSettings) -> dict
         "build_s": answer.build_s,
         "solve_s": answer.solve_s,
         "first_incumbent_s": answer.first_incumbent_s if answer.first_incumbent_s >= 0 else None,
-        "variables": answer.variables,
-        "constraints": answer.constraints,
+        "rows": answer.constraints,
+        "columns": answer.variables,
+        "integer_columns": answer.variables,
         "intervals": answer.intervals,
         "time_limit_s": settings.time_limit_s,
         "gap_limit": settings.gap,

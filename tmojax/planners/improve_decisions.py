@@ -7,14 +7,14 @@ links; a random trust in what remains makes the proposals differ. What it propos
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from tmojax.bounds.highs import SolverStatus
 from tmojax.ilp.fluid import PathRates
 from tmojax.ilp.neighbourhood import Neighbourhood
-from tmojax.ilp.neighbourhood_fluid import Surroundings, respond
+from tmojax.ilp.neighbourhood_fluid import Surroundings, capacity_that_fits, respond
 from tmojax.ilp.solver import SolverSettings
 from tmojax.planners.fluid import collective_bytes, path_rates
 from tmojax.planners.repair import repair
@@ -53,6 +53,7 @@ def improve_decisions(bench: Workbench, start: Candidate, iterations: int, free:
                       log: Log, over: Callable[[], bool]) -> Candidate:  # fmt: skip
     """The best candidate found, never slower than `start`. At most `free` candidates are decided anew at a time."""
     best, tried = start, set()
+    capacities: dict[tuple, int] = {}
     state = Action.OFFLOAD in bench.problem.actions and any(
         bench.view(device).state_resting.any() for device in range(bench.device_count)
     )
@@ -63,7 +64,7 @@ def improve_decisions(bench: Workbench, start: Candidate, iterations: int, free:
             break
         kind = kinds[iteration % len(kinds)]
         log.iterations += 1
-        decisions = _propose(bench, best, kind, free, rng, log)
+        decisions = _propose(bench, best, kind, free, rng, log, capacities)
         if decisions is None:
             continue
         key = tuple((item.choice.tobytes(), item.state_out.tobytes()) for item in decisions)
@@ -84,7 +85,7 @@ def improve_decisions(bench: Workbench, start: Candidate, iterations: int, free:
 
 
 def _propose(bench: Workbench, now: Candidate, kind: Neighbourhood, most: int, rng: np.random.Generator,
-             log: Log) -> tuple[DeviceDecision, ...] | None:  # fmt: skip
+             log: Log, capacities: dict[tuple, int]) -> tuple[DeviceDecision, ...] | None:  # fmt: skip
     """Other decisions of one GPU, or of all that are equal and decide alike; of all GPUs for a layer."""
     lead = int(rng.integers(bench.device_count))
     alike = [
@@ -96,6 +97,10 @@ def _propose(bench: Workbench, now: Candidate, kind: Neighbourhood, most: int, r
     group = alike if together else [lead]
     free = _free(bench, now, lead, kind, most, rng)
     around = _surroundings(bench, now, lead, group, float(rng.uniform(*TRUST)))
+    key = (bench.device_class[lead], now.decisions[lead].choice.tobytes(), now.decisions[lead].state_out.tobytes())
+    if key not in capacities:
+        capacities[key] = capacity_that_fits(bench.view(lead), now.decisions[lead], around, SUB_SETTINGS)
+    around = replace(around, capacity_bytes=capacities[key])
     answer, status = respond(
         bench.view(lead), now.decisions[lead], free, kind is Neighbourhood.STATE, around, SUB_SETTINGS
     )
