@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from tmojax.errors import InputError
 from tmojax.importers.jax_roofline import find_gpu
 from tmojax.problem import Machine, Workload
 from tmojax.units import parse_bytes
 
+if TYPE_CHECKING:
+    from tmojax.importers.jax_importer import ImportedStep
+
 OPTIMIZERS = ("adamw", "adam", "sgd")
+LEARNING_RATE = 1e-4
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,12 @@ class ModelWorkload:
 
 def import_model(spec: ModelWorkload, machine: Machine, micro_batches: int) -> tuple[Workload, list[str]]:
     """The data-parallel step of a model; one program for each GPU model of the machine."""
+    imported = import_traced_model(spec, machine, micro_batches)
+    return imported.workload, imported.report.lines()
+
+
+def import_traced_model(spec: ModelWorkload, machine: Machine, micro_batches: int) -> ImportedStep:
+    """As `import_model`, with the traced step of the first GPU model, which can be executed."""
     import optax
 
     from tmojax.importers.jax_importer import import_train_step
@@ -52,7 +63,7 @@ def import_model(spec: ModelWorkload, machine: Machine, micro_batches: int) -> t
     try:
         model = build_model(spec.model, batch=spec.batch, dtype=spec.dtype, **spec.sizes)
         gpu_names = [spec.gpu or device.model for device in machine.devices]
-        optimizer = {"adamw": optax.adamw, "adam": optax.adam, "sgd": optax.sgd}[spec.optimizer](1e-4)
+        optimizer = {"adamw": optax.adamw, "adam": optax.adam, "sgd": optax.sgd}[spec.optimizer](LEARNING_RATE)
         imported = {
             name: import_train_step(
                 model.loss,
@@ -83,4 +94,4 @@ def import_model(spec: ModelWorkload, machine: Machine, micro_batches: int) -> t
         device_program=tuple(position[name] for name in gpu_names),
         duration_source="; ".join(step.duration_source for step in steps),
     )
-    return workload, next(iter(imported.values())).report.lines()
+    return replace(next(iter(imported.values())), workload=workload)

@@ -65,6 +65,16 @@ def test_every_plan_gives_the_same_bits(case, kept, names):
     assert ours.values == first.values
 
 
+@pytest.mark.parametrize("name", ["ratio-sweep", "budget-milp"])
+def test_plans_for_less_memory_that_order_their_links(case, kept, name):
+    """Both offload and recompute here, and give the shared path to one GPU after another."""
+    problem = case.problem(0.8)
+    schedule = plan(problem, name)
+    assert any(policy.kind != "fair" for policy in schedule.link_policies)
+    step, _, _, reached = two_steps(case, problem, schedule)
+    assert all(identical(step.state(device), kept[3]) for device in range(4)) and identical(reached, kept[3])
+
+
 @pytest.mark.parametrize("names", PLANS, ids="+".join)
 def test_live_bytes_never_exceed_what_the_checker_counts(case, names):
     problem = case.problem()
