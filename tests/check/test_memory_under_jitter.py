@@ -46,7 +46,8 @@ def exceeds(plan: Plan) -> bool:
 def test_the_recount_sees_what_is_too_much():
     """Plans that the checker rejects for their memory or loans, with times that show it."""
     assert exceeds(with_memory(VALID["keep"], "gpu0", capacity_bytes=1789))
-    assert exceeds(with_memory(VALID["swap"], "host", capacity_bytes=1499))
+    assert exceeds(with_memory(VALID["encoded"], "host", capacity_bytes=299))
+    assert exceeds(with_memory(VALID["encoded"], "host", pinned_limit_bytes=299))
     assert exceeds(LOAN.replace("lend 400 gpu0 7", "lend 399 gpu0 7", device=1))
     assert exceeds(LOAN.replace("wait 1 out0"))
     assert exceeds(LOAN.replace("wait 2 comm", device=1))
