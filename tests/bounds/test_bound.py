@@ -24,6 +24,7 @@ from tmojax.problem import (
     ListBuilder,
     Op,
     Phase,
+    Placement,
     Problem,
     Program,
     Route,
@@ -152,6 +153,42 @@ def test_proved_infeasible_names_the_op():
     report = bound(problem.with_device_capacity(1000))
     assert report.status is BoundStatus.INFEASIBLE and report.bound_s == float("inf")
     assert "op 'layer0." in report.message or "op 'layer" in report.message
+
+
+def with_state(gpus: int) -> Problem:
+    """first, then middle, which needs all the memory, then the update of s (100 B, 2 s each way)."""
+    tensors = (Tensor("s", 100, TensorKind.OPTIMIZER_STATE, Lifetime.STATE), Tensor("a", 10, TensorKind.ACTIVATION))
+    ops = (
+        Op("first", Phase.FORWARD, 1.0, writes=(1,), recomputable=False),
+        Op("middle", Phase.BACKWARD, 1.0, reads=(1,), workspace_bytes=100, recomputable=False),
+        Op("update", Phase.OPTIMIZER, 1.0, updates=(0,), recomputable=False, step_op=True),
+    )
+    workload = Workload("state", (Program("p", tensors, ops),), (0,) * gpus, 1, "synthetic")
+    return Problem("state", workload, shared_path(gpus, 110, 50.0), MOVE)
+
+
+def test_state_leaves_before_the_peak_and_returns_for_the_update_by_hand():
+    # Out 2 s, middle 1 s, in 2 s, update 1 s; or first 1 s, middle 1 s, in 2 s, update 1 s, out 2 s, which is more.
+    problem = with_state(1)
+    # In parts: half of it leaves while first runs, half after the update, while T is 1 + 1 + 2 + 1.
+    assert bound(problem).bound_s == pytest.approx(5.0)
+    build = ListBuilder()
+    build.offload(0, 0, 1, 0)
+    build.compute(0, 0)
+    build.release(0, 0, 1)
+    build.compute(1, 0)
+    build.prefetch(0, 0, 0, 1)
+    build.compute(2, 0)
+    build.release(0, 0, 0)
+    build.release(1, 0, 1)
+    schedule = Schedule((build.build(),), ((Placement(0, (1,)),),))
+    assert check(problem, schedule).valid, check(problem, schedule).text()
+    assert simulate(problem, schedule).step_s == pytest.approx(6.0)
+
+
+def test_state_of_two_gpus_shares_the_link_by_hand():
+    # 200 B come in after the middles have ended at 2 s: 2 s and 4 s, 3 s in the mean, and 1 s of update.
+    assert bound(with_state(2)).bound_s == pytest.approx(6.0)
 
 
 def test_sharding_falls_back_to_compute():

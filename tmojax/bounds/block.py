@@ -14,6 +14,7 @@ import numpy as np
 from tmojax.bounds.device_classes import DeviceClass
 from tmojax.bounds.gaps import Gaps, Host
 from tmojax.bounds.highs import INFINITY, LinearModel
+from tmojax.bounds.resting import Resting, add_resting
 
 
 @dataclass(frozen=True)
@@ -82,14 +83,19 @@ def choose_moments(gaps: Gaps, capacity_bytes: int, tight: int, exact: int = 4, 
 @dataclass(frozen=True, eq=False)
 class Block:
     """Columns of one block: out, into [J + 1] cumulative bytes that have crossed by each moment and by the end of the
-    block; end_time: its length. moved [I]: column of the moved share of each gap (-1: none); tails count as moved
-    without bytes here.
+    block; time [J + 1]: of the moments, and of the end, from the start of the block. moved [I]: column of the moved
+    share of each gap (-1: none); tails count as moved without bytes here.
     """
 
     out: np.ndarray
     into: np.ndarray
-    end_time: int
+    time: np.ndarray
     moved: np.ndarray
+    resting: Resting
+
+    @property
+    def end_time(self) -> int:
+        return int(self.time[-1])
 
 
 def add_block(
@@ -100,9 +106,12 @@ def add_block(
     resting: np.ndarray,
     unit: Units,
     longest: float,
+    *,
+    first_block: bool,
+    last_block: bool,
 ) -> Block:
     """Add one micro-batch; `resting` [S]: columns of the share of every resting tensor that leaves at some time of
-    the step.
+    the step. first_block, last_block: of the step.
 
     `longest`: more than the block can take when the objective is at its minimum.
     """
@@ -170,9 +179,10 @@ def add_block(
 
     overflow_bytes = gaps.needed_bytes() - device.capacity_bytes
     overflow = overflow_bytes[moments.slots] / unit.size_bytes
-    at_rest = (resting, gaps.resting_bytes / unit.size_bytes)
+    rest = add_resting(model, gaps, resting, unit.size_bytes, count, first=first_block, last=last_block)
     whole = np.zeros(count)
     for j in np.flatnonzero(moments.tight & (overflow > 0)):
+        at_rest = (rest.absent[j], 1.0)
         left = ((away_again[j], 1.0), at_rest)
         model.add_row(overflow[j], INFINITY, (away_moved[j], 1.0), *left)
         model.add_row(overflow[j], INFINITY, (out[j], 1.0), (free[j], 1.0), (into[j], -1.0), *left)
@@ -189,8 +199,8 @@ def add_block(
     living, dead = (after[np.searchsorted(after, first)] + 1 for after in demanded)
     begin = np.minimum(np.where(gaps.lives, living, dead), count)
     extra = _recompute_time(model, gaps, unit, begin, np.minimum(last, count), again, count)
-    end_time = _add_time(model, gaps, device, unit, moments, out, into, extra, longest)
-    return Block(out, into, end_time, moved)
+    time = _add_time(model, gaps, device, unit, moments, (out, rest.out), (into, rest.into), extra, longest)
+    return Block(out, into, time, moved, rest)
 
 
 def _whole_tensors(gaps: Gaps, around: np.ndarray, overflow_bytes: int) -> int:
@@ -324,15 +334,15 @@ def _recompute_time(model, gaps, unit, first, last, again, count) -> np.ndarray:
     return done
 
 
-def _add_time(model, gaps, device, unit, moments, out, into, done, longest) -> int:
-    """Start of each moment and the end of the block, from the block's start; returns the column of the end."""
+def _add_time(model, gaps, device, unit, moments, out, into, done, longest) -> np.ndarray:
+    """Columns [count + 1]: start of each moment and the end of the block, from the block's start."""
     count = len(moments.places)
     instant = np.append(moments.from_start_s, gaps.slot_s.sum()) / unit.time_s
     time = model.add_columns(count + 1, 0.0, longest)
     rates = (
-        (device.out_bytes_per_s, (out,)),
-        (device.in_bytes_per_s, (into,)),
-        (device.joint_bytes_per_s, (out, into)),
+        (device.out_bytes_per_s, out),
+        (device.in_bytes_per_s, into),
+        (device.joint_bytes_per_s, (*out, *into)),
     )
     for j in range(count + 1):
         before = [(time[j - 1], -1.0), (done[j - 1], 1.0)] if j else []
@@ -347,8 +357,10 @@ def _add_time(model, gaps, device, unit, moments, out, into, done, longest) -> i
             if j:
                 terms.append((time[j - 1], -rate_in_units))
             for flow in flows:
+                if not len(flow):
+                    continue
                 terms.append((flow[j], -1.0))
                 if j:
                     terms.append((flow[j - 1], 1.0))
             model.add_row(0.0, INFINITY, *terms)
-    return int(time[count])
+    return time

@@ -38,9 +38,11 @@ class Gaps:
     `may_recompute`, else -1. inputs[slot]: tensors that the op of a recomputable slot reads and that might have died.
     last_use [tensors]: last slot that touches it, -1 for none.
 
-    resting_bytes, resting_dirty [S]: STATE that no slot touches but the step does, where it may leave;
-    fixed_resting_bytes: where not. step_input_bytes, input_bytes: data inputs that cross to the device, per step and
-    per micro-batch. may_compress: sizes, except touched_bytes, are those of the strongest codec.
+    resting_bytes, resting_dirty [S]: STATE that no slot touches but the step does, where it may leave; resting_late
+    [S]: only step ops of the compute stream behind the last slot touch it; resting_changed_s, resting_left_s [S]: least
+    seconds from the end of the last slot to that of its last update, and from its first use to the end of the step;
+    fixed_resting_bytes: where it may not leave. step_input_bytes, input_bytes: data inputs that cross to the device,
+    per step and per micro-batch. may_compress: sizes, except touched_bytes, are those of the strongest codec.
     """
 
     slot_op: np.ndarray
@@ -60,6 +62,9 @@ class Gaps:
     last_use: np.ndarray
     resting_bytes: np.ndarray
     resting_dirty: np.ndarray
+    resting_late: np.ndarray
+    resting_changed_s: np.ndarray
+    resting_left_s: np.ndarray
     fixed_resting_bytes: int
     may_compress: bool
     input_bytes: int
@@ -156,6 +161,7 @@ def find_gaps(problem: Problem, device: int) -> Gaps:
     clean = np.array([spec.lifetime is Lifetime.STATE for spec in tensors], bool) & ~updated_at_all
     resting = [t for t, spec in enumerate(tensors) if spec.lifetime is Lifetime.STATE and not touches[t]
                and touched_at_all[t] and not spec.alias_group and (moves or clean[t])]  # fmt: skip
+    late, changed_s, left_s = _update_section(program, resting, slot_op, launch_s)
     crossing = [t for t in program.inputs if touched_at_all[t]]
     per_step = [t for t in crossing if tensors[t].lifetime is Lifetime.STEP or not touches[t]]
     size = np.array([_least_bytes(problem, spec.size_bytes) for spec in tensors], np.int64)
@@ -177,6 +183,9 @@ def find_gaps(problem: Problem, device: int) -> Gaps:
         last_use=np.array([slots[-1] if slots else -1 for slots in touches], np.int64),
         resting_bytes=size[resting],
         resting_dirty=updated_at_all[resting],
+        resting_late=late,
+        resting_changed_s=changed_s,
+        resting_left_s=left_s,
         fixed_resting_bytes=int(
             sum(
                 size[t]
@@ -240,6 +249,24 @@ def _dead_gaps(rows, program, touches, changes, slot_op, producer_slot, can_reru
         start = touches[tensor][-1]
         made = max((slot for slot in changes[tensor] if slot <= start), default=-1)
         rows.add(tensor, start, end, made, Host.COPY_OUT if made >= 0 else Host.SHARED, lives=False)
+
+
+def _update_section(program, resting: list[int], slot_op: list[int], launch_s: float):
+    """(late, changed_s, left_s) of the resting tensors, as in `Gaps`."""
+    end = slot_op[-1] if slot_op else -1
+    late = np.ones(len(resting), bool)
+    changed_s, left_s = np.zeros(len(resting)), np.zeros(len(resting))
+    section = [op for op in program.ops[end + 1 :] if not op.collective]
+    ends = np.cumsum([op.duration_s + launch_s for op in section])
+    for place, tensor in enumerate(resting):
+        users = [op for op in program.ops if tensor in (*op.reads, *op.writes, *op.updates)]
+        late[place] = all(op in section for op in users)
+        if late[place]:
+            mine = [i for i, op in enumerate(section) if tensor in (*op.reads, *op.writes, *op.updates)]
+            updates = [i for i in mine if tensor in section[i].updates]
+            changed_s[place] = ends[updates[-1]] if updates else 0.0
+            left_s[place] = ends[-1] - ends[mine[0]] + section[mine[0]].duration_s + launch_s
+    return late, changed_s, left_s
 
 
 def _first_allocation(program, slot_op: list[int]) -> int:

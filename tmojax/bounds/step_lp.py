@@ -12,10 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from tmojax.bounds.block import Block, Moments, Units, add_block, choose_moments
+from tmojax.bounds.collective_bytes import collective_bytes, collective_bytes_after
 from tmojax.bounds.critical_path import CriticalPath, critical_path
 from tmojax.bounds.device_classes import DeviceClass, device_classes, shared_links
 from tmojax.bounds.gaps import Gaps, Host, find_gaps
 from tmojax.bounds.highs import INFINITY, Answer, LinearModel
+from tmojax.bounds.resting import shared_transfer
 from tmojax.problem import Problem
 from tmojax.units import format_bytes
 
@@ -91,7 +93,11 @@ class StepLp:
         resting = model.add_columns(len(gaps.resting_bytes))
         # The first and the last micro-batch have their own decisions, because windows of time begin and end in them.
         repeats = [1] if count == 1 else [1, 1] if count == 2 else [1, count - 2, 1]
-        blocks = tuple((n, add_block(model, gaps, spec, moments, resting, self.unit, self._longest)) for n in repeats)
+        blocks = tuple(
+            (n, add_block(model, gaps, spec, moments, resting, self.unit, self._longest,
+                          first_block=place == 0, last_block=place == len(repeats) - 1))
+            for place, n in enumerate(repeats)
+        )  # fmt: skip
         out_terms, in_terms, fixed_in = self._step_bytes(gaps, blocks, resting)
         # No more than what everything moving all the time would take.
         most = 4.0 * (count * (float(gaps.size_bytes.sum()) + gaps.input_bytes) + float(gaps.resting_bytes.sum())
@@ -109,6 +115,15 @@ class StepLp:
                 self._add_named(f"bytes of {name} {label}", self.unit.rate(rate), 0.0, [(c, -1.0) for c in columns])
         spans = [(block.end_time, -float(n)) for n, block in blocks]
         self._add_named(f"compute, recomputation and stalls of {name}", 1.0, path.update_s / self.unit.time_s, spans)
+        for label, column, rate, least_s, which in (
+            ("in before", blocks[-1][1].resting.late_in, spec.in_bytes_per_s, gaps.resting_left_s, gaps.resting_late),
+            ("out after", blocks[0][1].resting.late_out, spec.out_bytes_per_s, gaps.resting_changed_s,
+             gaps.resting_late & gaps.resting_dirty),
+        ):  # fmt: skip
+            if column >= 0 and rate < float("inf"):
+                crossing = (column, -1.0 / self.unit.rate(rate))
+                self._add_named(f"state of {name} that comes {label} the update", 1.0,
+                                float(least_s[which].min()) / self.unit.time_s, [*spans, crossing])  # fmt: skip
         return _Class(spec, gaps, moments, path, blocks, moved_out, moved_in)
 
     def _step_bytes(self, gaps: Gaps, blocks, resting):
@@ -160,28 +175,16 @@ class StepLp:
                     terms.append((column, float(member.members)))
         return terms
 
-    def _collective_bytes(self, link: int) -> float:
-        workload, machine = self._problem.workload, self._problem.machine
-        total = 0.0
-        for collective in workload.collectives:
-            program = workload.program(collective.devices[0])
-            runs = sum(
-                (1 if op.step_op else workload.micro_batches) for op in program.ops if op.collective == collective.name
-            )
-            total += (
-                runs
-                * collective.size_bytes
-                * machine.collective_loads(collective.kind, collective.devices).get(link, 0.0)
-            )
-        return total / self.unit.size_bytes
-
     def _add_links(self) -> None:
         for link in sorted(shared_links(self._problem)):
             terms = [term for member in self._classes for term in self._flow(link, member)]
             spec = self._problem.machine.links[link]
             rate = self.unit.rate(spec.bandwidth_bytes_per_s)
             self._add_named(
-                f"all bytes over link {spec.name}", rate, self._collective_bytes(link), [(c, -v) for c, v in terms]
+                f"all bytes over link {spec.name}",
+                rate,
+                collective_bytes(self._problem, link) / self.unit.size_bytes,
+                [(c, -v) for c, v in terms],
             )
 
     def add_barrier(self) -> None:
@@ -193,6 +196,59 @@ class StepLp:
             self._add_named(
                 f"compute and collectives of {name}", 1.0, member.path.after_last_s / self.unit.time_s, spans
             )
+            for link in sorted(shared_links(self._problem)):
+                self._add_ends(link, member)
+
+    def _add_ends(self, link: int, member: _Class) -> None:
+        """What all members of a class send over a shared link after a moment of the last micro-batch, and the state
+        that they send out before a moment of the first one."""
+        leaves, enters = (
+            bool(ways) and all(link in way for way in ways) for ways in (member.spec.out_links, member.spec.in_links)
+        )
+        gaps, spec = member.gaps, self._problem.machine.links[link]
+        rate, name = (
+            self.unit.rate(spec.bandwidth_bytes_per_s),
+            self._problem.machine.devices[member.spec.devices[0]].name,
+        )
+        (_, begin), (_, end) = member.blocks[0], member.blocks[-1]
+        state = float(gaps.resting_bytes[gaps.resting_late].sum()) / self.unit.size_bytes
+        ways = int(leaves and begin.resting.late_out >= 0) + int(enters and end.resting.late_in >= 0)
+        earlier = [(block.end_time, -float(n)) for n, block in member.blocks[:-1]]
+        after = collective_bytes_after(self._problem, link, member.spec.devices, gaps, member.moments.slots)
+        every = max(1, len(after) // 20)  # neighbouring moments say nearly the same
+        for j in range((len(after) - 1) % every, len(after), every):
+            collective = float(after[j]) / self.unit.size_bytes
+            flows: list[tuple[int, float]] = []
+            late: list[tuple[int, float]] = []
+            if leaves:
+                flows += [(int(end.out[-1]), 1.0), (int(end.out[j]), -1.0)]
+            if enters:
+                flows += [(int(end.into[-1]), 1.0), (int(end.into[j]), -1.0)]
+            if leaves and begin.resting.late_out >= 0:
+                late.append((begin.resting.late_out, 1.0))
+            if enters and end.resting.late_in >= 0:
+                rest = end.resting
+                late += [(rest.late_in, 1.0), (int(rest.into[-1]), 1.0), (int(rest.into[j]), -1.0)]
+            if not flows:
+                continue
+            # What comes in last is still to be used.
+            use_s = (
+                0.0
+                if leaves or collective
+                else min([member.path.after_last_s, *gaps.resting_left_s[gaps.resting_late]])
+            )
+            tail = use_s / self.unit.time_s
+            label = f"link {spec.name} after a moment of the last micro-batch of {name}"
+            slopes = shared_transfer(member.members, ways * state, rate)
+            for slope, offset in (slopes[0], slopes[-1]) if late else slopes[:1]:
+                terms = [*earlier, (int(end.time[j]), -1.0), *((c, -v / rate) for c, v in flows)]
+                self._add_named(
+                    label, 1.0, collective / rate + offset + tail, [*terms, *((c, -slope * v) for c, v in late)]
+                )
+        if leaves and begin.resting.late_out >= 0:
+            for time, out in zip(begin.time[::every], begin.resting.out[::every], strict=True):
+                for slope, offset in shared_transfer(member.members, state, rate):
+                    self._model.add_row(offset, INFINITY, (int(time), 1.0), (int(out), -slope))
 
     def add_windows(self, answer: Answer, most: int = 24) -> int:
         """Add, for every shared link, the `most` windows of time that the values of `answer` violate most; their
