@@ -60,7 +60,7 @@ WORKLOADS: dict[str, type] = {"model": ModelWorkload, "synthetic": SyntheticTran
 class Capacity(Strict):
     """Device memory that plans may use, on every GPU: `bytes`, or keep-all footprint / `footprint_factor`.
 
-    `largest_feasible`: where footprint / factor is less than the largest op alone needs, that op's need is used.
+    `largest_feasible`: where no simple strategy fits into footprint / factor, the least that one fits into is used.
     """
 
     bytes: Bytes | None = None
@@ -356,17 +356,8 @@ def _capacity_bytes(capacity: Capacity, problem: Problem, footprint_bytes: int, 
         assert capacity.bytes is not None
         return capacity.bytes
     capacity_bytes = int(footprint_bytes / capacity.footprint_factor)
-    needed = max(
-        ((*largest_op_bytes(problem.workload, d), d) for d in range(problem.workload.device_count)), key=lambda x: x[1]
-    )
-    op, needed_bytes, device = needed
-    if capacity.largest_feasible and capacity_bytes < needed_bytes:
-        name = problem.workload.program(device).ops[op].name
-        notes.append(
-            f"capacity: footprint / {capacity.footprint_factor:g} is {format_bytes(capacity_bytes)}, but op {name!r} "
-            f"alone needs {format_bytes(needed_bytes)}; that is used, a factor of {footprint_bytes / needed_bytes:.4g}"
-        )
-        capacity_bytes = needed_bytes
+    if capacity.largest_feasible:
+        capacity_bytes = _largest_feasible(problem, footprint_bytes, capacity_bytes, notes)
     if capacity_bytes <= 0:
         raise InputError(
             f"capacity.footprint_factor: {capacity.footprint_factor} leaves {capacity_bytes} bytes; lower it"
@@ -378,3 +369,23 @@ def _capacity_bytes(capacity: Capacity, problem: Problem, footprint_bytes: int, 
             f"machine has"
         )
     return capacity_bytes
+
+
+def _largest_feasible(problem: Problem, footprint_bytes: int, wanted_bytes: int, notes: list[str]) -> int:
+    """`wanted_bytes`, or what the largest op and then the best simple strategy need, with a note that says why."""
+    from tmojax.planners.least_capacity import least_capacity
+
+    needed = (largest_op_bytes(problem.workload, device) for device in range(problem.workload.device_count))
+    device, (op, needed_bytes) = max(enumerate(needed), key=lambda found: found[1][1])
+    asked = f"capacity: footprint / {footprint_bytes / wanted_bytes:.4g} is {format_bytes(wanted_bytes)}"
+    found_bytes, strategy = least_capacity(problem, max(wanted_bytes, needed_bytes))
+    name = problem.workload.program(device).ops[op].name
+    alone = f"op {name!r} alone needs {format_bytes(needed_bytes)}"
+    if found_bytes > max(wanted_bytes, needed_bytes):
+        notes.append(
+            f"{asked}; {alone}, and no simple strategy fits into less than {format_bytes(found_bytes)} ({strategy}, "
+            f"and more sent away); that is used, a factor of {footprint_bytes / found_bytes:.4g}"
+        )
+    elif needed_bytes > wanted_bytes:
+        notes.append(f"{asked}, but {alone}; that is used, a factor of {footprint_bytes / needed_bytes:.4g}")
+    return found_bytes
