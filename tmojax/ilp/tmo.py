@@ -53,7 +53,7 @@ Rehearsal = Callable[[tuple[DeviceDecision, ...]], "list[DeviceTimes] | None"]
 
 def solve_tmo(
     problem: Problem, views: Sequence[StepView], settings: SolverSettings, rehearse: Rehearsal, *,
-    most_groups: int = 12, disjoint: bool = True, small_share: float = 2e-4,
+    most_groups: int = 24, disjoint: bool = True, small_share: float = 2e-4,
 ) -> TmoSolution:  # fmt: skip
     """Solve the model of all devices. `views`: of every device (equal ones may share one). `rehearse` simulates the
     first selection, the one with the fewest bytes: its times are where the search starts.

@@ -29,11 +29,12 @@ class TmoMilp(IlpPlanner):
 
     The model is `tmojax.ilp.tmo`; a quarter of `time_limit_s` comes on top for the choice of what leaves. groups: of
     tensors that leave together, at most, on each GPU. disjoint: as few GPUs as memory allows move the same tensor. The
-    order of the model is compared with the other link policies and staggers for its selection; the fastest is the plan.
+    order of the model is compared with the other link policies and staggers for its selection, and with the plan that
+    the search started from; the fastest is the plan.
     """
 
     name: str = "tmo-milp"
-    groups: int = 12
+    groups: int = 24
     disjoint: bool = True
 
     without_solution = "its model of all GPUs has no solution in this memory with what its groups of tensors can free"
@@ -50,40 +51,59 @@ class TmoMilp(IlpPlanner):
             return PlanResult(self.name, Status.NOT_FOUND, message=message, plan_s=watch.read_s())
         bench = Workbench(problem)
         views = [bench.view(device) for device in range(bench.device_count)]
+        plans: dict[str, Candidate] = {}
+
+        def rehearse(decisions: tuple[DeviceDecision, ...]) -> list[DeviceTimes] | None:
+            best = sweep(bench, decisions)
+            if isinstance(best, DoesNotFit):
+                return None
+            plans["start"] = best
+            return _times(bench, best)
+
         found = solve_tmo(
-            problem, views, self.solver_settings, lambda decisions: _rehearse(bench, decisions),
-            most_groups=self.groups, disjoint=self.disjoint,
-        )  # fmt: skip
+            problem, views, self.solver_settings, rehearse, most_groups=self.groups, disjoint=self.disjoint
+        )
         details: dict[str, Any] = {"solves": [found.figures]}
+        failure = self._decode(bench, found, plans, details)
+        if not plans:
+            return (
+                self.no_solution(details, watch)
+                if failure is None
+                else does_not_fit(self.name, problem, failure, watch)
+            )
+        origin, best = min(plans.items(), key=lambda item: item[1].step_s)
+        details["plan_from"], details["link_order"] = origin, best.coordination.policy.value
+        result = self.planned(best, details, watch)
+        if found.figures.get("selection_status") == SolverStatus.TIME_LIMIT:
+            result = replace(result, status=Status.TIME_LIMIT, time_limited=True)
+        # An order names instructions of these very lists, so others cannot go on from its decisions.
+        return replace(result, candidate=None) if origin == "model order" else result
+
+    def _decode(
+        self, bench: Workbench, found: TmoSolution, plans: dict[str, Candidate], details: dict[str, Any]
+    ) -> DoesNotFit | None:
+        """Add the plans of the model's selection: with the best policy and stagger, and in the order of the model.
+        Returns why there is none."""
         if found.decisions is None:
-            return self.no_solution(details, watch)
+            return None
         fitted = []
         for device, decision in enumerate(found.decisions):
             whole = repair(bench, device, decision)
             if isinstance(whole, DoesNotFit):
-                return does_not_fit(self.name, problem, whole, watch)
+                return whole
             fitted.append(whole)
         best = sweep(bench, tuple(fitted))
         if isinstance(best, DoesNotFit):
-            return does_not_fit(self.name, problem, best, watch)
+            return best
         ordered = in_model_order(bench, tuple(fitted), found)
-        if ordered.step_s < best.step_s:
-            best = ordered
+        plans["model"], plans["model order"] = best, ordered
         details["repaired"] = not all(a.same_as(b) for a, b in zip(fitted, found.decisions, strict=True))
         details["model_order_step_s"] = ordered.step_s if ordered.step_s < float("inf") else None
-        details["link_order"] = "of the model" if best is ordered else best.coordination.policy.value
-        result = self.planned(best, details, watch)
-        if found.figures["selection_status"] == SolverStatus.TIME_LIMIT:
-            result = replace(result, status=Status.TIME_LIMIT, time_limited=True)
-        # An order names instructions of these very lists, so others cannot go on from its decisions.
-        return replace(result, candidate=None) if best is ordered else result
-
-
-def _rehearse(bench: Workbench, decisions: tuple[DeviceDecision, ...]) -> list[DeviceTimes] | None:
-    """Times of the first micro-batch under the best policy and stagger; None where the decisions do not fit."""
-    best = sweep(bench, decisions)
-    if isinstance(best, DoesNotFit):
         return None
+
+
+def _times(bench: Workbench, best: Candidate) -> list[DeviceTimes]:
+    """Times of the first micro-batch."""
     times = []
     simulation = simulate(bench.problem, best.schedule)
     for device, rows in enumerate(best.schedule.lists):
