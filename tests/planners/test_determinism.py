@@ -31,6 +31,8 @@ jitter_samples = 5
 """
 SETTINGS = {
     "local-search": "[planners.search]\nevaluations = 20",
+    "cp-sat": "workers = 1\ndeterministic_limit = 0.02",
+    "improve": "iterations = 3\nfree = 10\nsub_limit = 0.02",
     "gradient": "restarts = 2\nsteps = 40\nroundings = 4\n[planners.search]\nevaluations = 10",
 }
 

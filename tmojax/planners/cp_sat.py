@@ -116,7 +116,7 @@ class CpSat(Planner):
     deterministic_limit: float = 0.0
     workers: int = 8
     ticks: int = 1_000_000
-    most_items: int = 12_000
+    most_items: int = 20_000
 
     def __post_init__(self) -> None:
         if not 0 < self.time_limit_s < math.inf:
