@@ -96,7 +96,7 @@ def solve(case: Case) -> dict:
         **asdict(case), "nodes": network.size, "columns": answer.columns, "integer_columns": answer.integer_columns,
         "rows": answer.rows, "build_s": build_s, "solve_s": answer.solve_s, "status": answer.status.value,
         "cpu_s": time.process_time() - cpu_clock,
-        "objective": answer.objective if len(answer.values) else None, "bound": answer.bound,
+        "value": answer.objective if len(answer.values) else None, "bound": answer.bound,
         "gap": answer.gap if len(answer.values) else None, "gap_limit": GAP, "threads": THREADS,
         "started": start is not None, "solver": solver_version(), "date": date.today().isoformat(),
         "machine": f"{os.cpu_count()} CPU cores ({platform.system()} {platform.machine()})",
