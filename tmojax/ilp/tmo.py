@@ -109,13 +109,17 @@ def _choose(
     gpus: list[ModelDevice], settings: SolverSettings, disjoint: bool
 ) -> tuple[list[tuple[np.ndarray, np.ndarray]] | None, int, Answer]:
     """(leaving groups and resting state of every device, GPUs that may move one tensor, answer): memory alone, with the
-    least sharing and then the fewest bytes. None: nothing fits, or none was found in time."""
+    least sharing and then the fewest bytes, those first that are idle for long. None: nothing fits, or none was found in
+    time."""
     model = LinearModel()
     unit = sum(float(gpu.groups.size_bytes.sum() + gpu.state_bytes.sum()) for gpu in gpus) or 1.0
     sharing = int(model.add_columns(1, 1.0, float(len(gpus)), cost=1.0, integer=True)[0])
     columns = []
     for gpu in gpus:
-        leaves = model.add_columns(len(gpu.groups.members), cost=gpu.groups.size_bytes / unit / 2, integer=True)
+        ends = np.cumsum(gpu.seconds)
+        idle = (ends[gpu.stop - 1] - ends[gpu.begin - 1]) / max(ends[-1], 1e-12)  # share of the micro-batch
+        cost = gpu.groups.size_bytes * (2 - idle) / unit / 4
+        leaves = model.add_columns(len(gpu.groups.members), cost=cost, integer=True)
         rests = model.add_columns(len(gpu.state_bytes), cost=gpu.state_bytes / unit / 2, integer=True)
         columns.append((leaves, rests))
         for step in gpu.short:
