@@ -53,6 +53,8 @@ def light(kind: str) -> Planner:
         return replace(planner, workers=1, deterministic_limit=0.02)
     if kind == "improve":
         return replace(planner, iterations=3, free=10, sub_limit=0.02)
+    if kind == "exhaustive":
+        return replace(planner, most_partial=4000, most_simulations=500)
     if kind == "gradient":
         return replace(planner, restarts=2, steps=40, roundings=6, search=SearchSettings(evaluations=10))
     return planner

@@ -47,7 +47,7 @@ def test_plans_are_valid_and_exactly_timed(kind, case):
 def test_the_cases_have_substance():
     """Every planner has a plan somewhere; keeping everything is not enough everywhere."""
     for kind in PLANNERS:
-        if kind != "gradient":
+        if kind not in ("gradient", "exhaustive"):  # the latter is for tiny problems, see tests/tiny_instances
             found = [planned(kind, case).status.has_plan for case in CASES]
             assert any(found), kind
     assert not planned("keep-all", "shared-path").status.has_plan

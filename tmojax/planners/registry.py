@@ -5,6 +5,7 @@ from __future__ import annotations
 from tmojax.planners.base import Planner
 from tmojax.planners.checkmate import Checkmate, CheckmateRounding
 from tmojax.planners.cp_sat import CpSat
+from tmojax.planners.exhaustive import Exhaustive
 from tmojax.planners.fluid import BudgetMilp, LockstepMilp, Oblivious
 from tmojax.planners.gradient import Gradient, LocalSearch
 from tmojax.planners.improve import Improve
@@ -36,4 +37,5 @@ PLANNERS: dict[str, type[Planner]] = {
     "cp-sat": CpSat,
     "improve": Improve,
     "gradient": Gradient,
+    "exhaustive": Exhaustive,
 }
