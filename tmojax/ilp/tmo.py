@@ -109,8 +109,8 @@ def _choose(
     gpus: list[ModelDevice], settings: SolverSettings, disjoint: bool
 ) -> tuple[list[tuple[np.ndarray, np.ndarray]] | None, int, Answer]:
     """(leaving groups and resting state of every device, GPUs that may move one tensor, answer): memory alone, with the
-    least sharing and then the fewest bytes, those first that are idle for long. None: nothing fits, or none was found in
-    time."""
+    least sharing and then the fewest bytes, those first that are idle for long. None: nothing fits, or none was found
+    in time."""
     model = LinearModel()
     unit = sum(float(gpu.groups.size_bytes.sum() + gpu.state_bytes.sum()) for gpu in gpus) or 1.0
     sharing = int(model.add_columns(1, 1.0, float(len(gpus)), cost=1.0, integer=True)[0])
