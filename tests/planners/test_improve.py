@@ -80,6 +80,21 @@ def test_a_part_that_is_fixed_keeps_its_decisions():
                 assert (gap in mine.into, gap in mine.again) == (gap in now.into, gap in now.again)
 
 
+@pytest.mark.parametrize("case", sorted(cases()))
+def test_a_part_always_has_the_start_as_a_solution(case):
+    """Set-ups, hand-overs and several rates included: what is fixed does not exclude what it was fixed from."""
+    problem = cases()[case]
+    seed = next(r for r in (planner.plan(problem) for planner in (OffloadAll(), RecomputeAll())) if r.status.has_plan)
+    bench = Workbench(problem)
+    model = model_of(problem, tuple(bench.view(d) for d in range(bench.device_count)), seed.step_s / 1e6)
+    times = read_schedule(model, seed.schedule)
+    rng = np.random.default_rng(1)
+    for kind in offered(model):
+        part = choose(model, times, kind, 5, rng)
+        answer = solve_cp_sat(model, CpSettings(workers=1, hint_only=True), start=times, free=part)
+        assert answer.status == "OPTIMAL" and answer.objective == step_ticks(model, times)
+
+
 @pytest.mark.parametrize("case", ["random-1", "shared-path"])
 def test_neighbourhoods_have_what_they_promise(case):
     model, times = with_start(cases()[case])

@@ -55,8 +55,12 @@ class CpModel:
             self._link(limit)
         self._host_memory()
         if free is None:
-            add_cuts(self)  # a bound is of no use for a part of the problem
-        self.cp.minimize(self.makespan)
+            add_cuts(self)
+            self.cp.minimize(self.makespan)
+        else:
+            # A part of the problem seldom moves the last end of all; the devices' own ends show what it has gained.
+            ends = [device.last_end() for device in self.devices]
+            self.cp.minimize(self.makespan * len(ends) + sum(ends))
 
     def integer(self, low: int, high: int, hint: int | None = None) -> Any:
         """A variable of low..high."""
@@ -101,13 +105,18 @@ class CpModel:
     def is_free(self, device: int, gap: int) -> bool:
         return self.free is None or (device, gap) in self.free
 
-    def in_order(self, copies: list[Copy]) -> None:
-        """Those that are fixed and present in the start follow each other as there."""
+    def in_order(self, copies: list[Copy], *, on_link: bool) -> None:
+        """Those that are fixed and present in the start follow each other as there; a set-up holds no link."""
         if self.free is None:
             return
-        fixed = sorted((copy for copy in copies if copy.fixed and copy.hint is not None), key=lambda c: c.hint or 0)
-        for before, after in pairwise(fixed):
-            self.cp.add(after.start >= before.start + before.ticks)
+        line = []
+        for copy in copies:
+            if copy.fixed and copy.hint is not None:
+                lead = self.model.network.paths[copy.device][copy.way].setup_ticks if on_link else 0
+                line.append((copy.hint + lead, copy.device, copy.start + lead, copy.end))
+        line.sort(key=lambda entry: entry[:2])
+        for (_, _, _, end), (_, _, start, _) in pairwise(line):
+            self.cp.add(start >= end)
 
     def _copies(self) -> list[Copy]:
         return [copy for device in self.devices for copy in device.copies.values()]
@@ -120,7 +129,7 @@ class CpModel:
                 users.setdefault(engine, []).append(copy)
         for copies in users.values():
             self.cp.add_no_overlap([copy.interval for copy in copies])
-            self.in_order(copies)
+            self.in_order(copies, on_link=False)
 
     def _link(self, limit: LinkLimit) -> None:
         """Turns or shares of a link that is not free; a collective has such a link for itself."""
@@ -132,7 +141,7 @@ class CpModel:
             turns = [self._flow(copy) for copy in copies]
             if limit.slots == 1:
                 self.cp.add_no_overlap(turns)
-                self.in_order(copies)
+                self.in_order(copies, on_link=True)
             else:
                 self.cp.add_cumulative(turns, [1] * len(turns), limit.slots)
         exchanges = [item for (name, _), item in self._exchanges.items() if limit.link in network.exchanges[name].links]

@@ -8,7 +8,7 @@ persistent state are added, see `tmojax.ilp.cp_sat_model`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tmojax.errors import InputError
@@ -157,18 +157,22 @@ class CpSat(Planner):
         settings = CpSettings(self.time_limit_s, self.gap, self.deterministic_limit, self.workers, seed)
         answer = solve_cp_sat(model, settings, horizon=10 * self.ticks, start=start)
         details |= figures | {"solves": [answer_figures(answer, model, settings)]}
-        return self._result(problem, model, answer, settings, details, watch)
+        times, message = answer.times, ""
+        if times is None and answer.status == "UNKNOWN" and start is not None:
+            times, message = start, "the solver found no solution in its time; this is the one that it started from"
+        result = self._result(problem, model, answer, times, settings, details, watch)
+        return replace(result, message=message or result.message)
 
-    def _result(self, problem: Problem, model: Model, answer: CpAnswer, settings: CpSettings, details: dict[str, Any],
-                watch: Stopwatch) -> PlanResult:  # fmt: skip
+    def _result(self, problem: Problem, model: Model, answer: CpAnswer, times: tuple[DeviceTimes, ...] | None,
+                settings: CpSettings, details: dict[str, Any], watch: Stopwatch) -> PlanResult:  # fmt: skip
         limited = settings.depends_on_speed(answer)
-        if answer.times is None:
+        if times is None:
             message = f"the solver ended as {answer.status.lower()} after {answer.solve_s:.1f} s, without a solution"
             if answer.status == "INFEASIBLE":
                 message = "its model has no solution in this memory (it has fewer actions than the problem)"
             return PlanResult(self.name, Status.NOT_FOUND, message=message, plan_s=watch.read_s(),
                               time_limited=limited, details=details)  # fmt: skip
-        schedule = decode_times(model, answer.times)
+        schedule = decode_times(model, times)
         step_s = simulate(problem, schedule).step_s
         status = Status.TIME_LIMIT
         if answer.status == "OPTIMAL":
