@@ -1,4 +1,6 @@
+"""Makes the modules that the tests share importable: those here and one beside this folder."""
+
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]

@@ -38,11 +38,16 @@ def state():
     return {"weight": weight, "momentum": np.zeros_like(weight), "count": np.zeros((), "float32")}
 
 
+@pytest.fixture(scope="module")
+def compiled(state):
+    shape = jax.ShapeDtypeStruct((24, 16), "float32")
+    return CompiledStep(import_step(step, state, shape, gpu=GPU), jax.devices()[2:3])
+
+
 @pytest.mark.parametrize("planner", ["keep-all", "offload-all"])
-def test_any_step_runs_by_a_plan(state, planner):
+def test_any_step_runs_by_a_plan(state, compiled, planner):
     rng = np.random.default_rng(4)
     batches = [rng.normal(size=(24, 16)).astype("float32") for _ in range(3)]
-    compiled = CompiledStep(import_step(step, state, batches[0], gpu=GPU), jax.devices()[2:3])
     problem = Problem(
         "step", compiled.workload, fewer_gpus(load_machine("prototype-4gpu-12.5"), 1), frozenset({Action.OFFLOAD})
     ).with_device_capacity(keep_all_footprint_bytes(compiled.workload, 0))

@@ -25,7 +25,7 @@ def checker_bytes(problem, schedule, device) -> list[dict[int, int]]:
         for _, place, freed in [f for f in frees if f[0] < position]:
             live[place] += freed
         frees = [f for f in frees if f[0] >= position]
-        if size < 0:
+        if size <= 0:
             frees.append((position, memory, size))
         else:
             live[memory] += size
