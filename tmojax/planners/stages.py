@@ -97,7 +97,7 @@ class StagePlanner(IlpPlanner):
             if isinstance(made, DoesNotFit):
                 return does_not_fit(self.name, problem, made, watch)
             lists.append(made)
-        over = bench._over_host_limit(lists)
+        over = bench.over_host_limit(lists)
         if over is not None:
             return does_not_fit(self.name, problem, over, watch)
         schedule, step_s, coordination = sweep_lists(bench, lists)

@@ -108,9 +108,10 @@ class Workbench:
             if isinstance(found, DoesNotFit):
                 return found
             built.append(found)
-        return self._over_host_limit(built) or built
+        return self.over_host_limit(built) or built
 
-    def _over_host_limit(self, built: list[DeviceList]) -> DoesNotFit | None:
+    def over_host_limit(self, built: list[DeviceList]) -> DoesNotFit | None:
+        """What does not fit where all lists together hold more in a host memory than it may have."""
         machine = self.problem.machine
         for host in sorted({spec.host_memory for spec in machine.devices}):
             taken = {d: item.host_peak_bytes for d, item in enumerate(built) if machine.devices[d].host_memory == host}
