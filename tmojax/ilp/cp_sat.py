@@ -8,7 +8,7 @@ from typing import Any
 
 from tmojax.ilp.cp_sat_links import OUT
 from tmojax.ilp.cp_sat_model import CpModel
-from tmojax.ilp.cp_sat_times import DeviceTimes, Model
+from tmojax.ilp.cp_sat_times import DeviceTimes, Model, step_ticks
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def solve_cp_sat(model: Model, settings: CpSettings, *, horizon: int = 0, start:
     times, objective, bound = None, -1, -1
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         times = tuple(_read(built, solver, device) for device in range(len(model.steps)))
-        objective = round(solver.objective_value)
+        objective = round(solver.objective_value) if free is None else step_ticks(model, times)
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE, cp_model.UNKNOWN):
         bound = round(solver.best_objective_bound)
     wall_limited = status != cp_model.OPTIMAL and solver.wall_time >= settings.time_limit_s

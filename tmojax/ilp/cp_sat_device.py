@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tmojax.ilp.cp_sat_links import IN, OUT
 from tmojax.ilp.cp_sat_step import Gap
+from tmojax.ilp.cp_sat_times import device_end
 
 if TYPE_CHECKING:
     from tmojax.ilp.cp_sat_model import CpModel
@@ -68,6 +69,18 @@ class DevicePart:
         self._reruns()
         self._gaps()
 
+    def last_end(self) -> Any:
+        """End of the device's last op or collective."""
+        last = self.joint.integer(0, self.joint.horizon, self.hinted_end())
+        for end in self._stream_ends:
+            self.joint.cp.add(last >= end)
+        return last
+
+    def hinted_end(self) -> int | None:
+        if self.times is None:
+            return None
+        return device_end(self.joint.model, self.number, self.times)
+
     def earliest(self, run: int) -> int:
         """Ticks of compute up to the end of `run` (-1: none)."""
         return sum(item.ticks for item in self.step.runs[: run + 1])
@@ -107,7 +120,8 @@ class DevicePart:
             streams[stream] = index
             self.run_start.append(start)
             self.run_end.append(end)
-        for end in (self.run_end[index] for index in streams.values()):
+        self._stream_ends = [self.run_end[index] for index in streams.values()]
+        for end in self._stream_ends:
             cp.add(joint.makespan >= end)
         for store in self.step.stores:
             for before, after in pairwise(store.touches):

@@ -141,10 +141,15 @@ def segments(model: Model, device: int, times: DeviceTimes, store: int) -> list[
     return found
 
 
+def device_end(model: Model, device: int, times: DeviceTimes) -> int:
+    """End of the last op or collective of a device."""
+    return max(model.run_end(device, run, start) for run, start in enumerate(times.runs))
+
+
 def step_ticks(model: Model, times: tuple[DeviceTimes, ...]) -> int:
     """The last end of anything."""
     latest = 0
     for device, mine in enumerate(times):
-        latest = max(latest, *(model.run_end(device, run, start) for run, start in enumerate(mine.runs)))
+        latest = max(latest, device_end(model, device, mine))
         latest = max([latest, *(model.copy_end(device, gap, OUT, start) for gap, start in mine.out.items())])
     return latest
