@@ -18,14 +18,15 @@ from tmojax.report.summary import SUMMARY_SCHEMA
 from tmojax.report.table import print_report
 from tmojax.session import Session, facts, require_room_for_largest_op
 
-NOTHING_FOUND, REJECTED, INTERRUPTED = 4, 5, 130
+FAILED, NOTHING_FOUND, REJECTED, INTERRUPTED = 1, 4, 5, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code.
 
     0: a checked plan was written; 2: bad command line, configuration or input; 3: proved infeasible; 4: nothing
-    feasible found; 5: the checker rejected a plan (a bug); 130: interrupted, the best plan so far is written.
+    feasible found; 5: the checker rejected a plan (a bug); 1: an error inside a planner (a bug), the plans of the
+    others are written; 130: interrupted, the best plan so far is written.
     """
     parser = argparse.ArgumentParser(prog="python -m tmojax.run", description="Plan a training step and report.")
     parser.add_argument("config", metavar="CONFIG", help="TOML file of the run")
@@ -87,6 +88,8 @@ def _run(config: RunConfig, out: str, command_line: list[str]) -> int:
         return INTERRUPTED
     if report.rejected:
         return REJECTED
+    if report.failed:
+        return FAILED
     return 0 if report.best is not None else NOTHING_FOUND
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ from tmojax.arena import place
 from tmojax.bounds import BoundReport, BoundStatus, bound
 from tmojax.check import CheckReport, check
 from tmojax.config import BuiltProblem, FileWorkload, RunConfig, build_problem
-from tmojax.errors import InfeasibleError, InputError
+from tmojax.errors import InfeasibleError, InputError, TmojaxError
 from tmojax.planners.base import Planner, PlanResult, Status, Stopwatch
 from tmojax.planners.fluid import Oblivious
 from tmojax.planners.gradient import Gradient, LocalSearch
@@ -139,9 +140,22 @@ class Session:
             self.say(f"{planner.name}: planning")
             with self._folder.phase("plan", planner=planner.name) as found:
                 seeds = tuple(outcome.result for outcome in self._outcomes if outcome.valid)
-                result = planner.plan(self.problem, seed=self._config.seed, seeds=seeds)
+                result = self._plan(planner, seeds)
                 found |= {"compile_s": result.compile_s, "status": str(result.status)}
             self._add(planner, result)
+
+    def _plan(self, planner: Planner, seeds: tuple[PlanResult, ...]) -> PlanResult:
+        """What the planner returns; an error of its own is a result too, and costs the others nothing."""
+        watch = Stopwatch()
+        try:
+            return planner.plan(self.problem, seed=self._config.seed, seeds=seeds)
+        except TmojaxError:
+            raise
+        except Exception as error:
+            place = f"failures/{planner.name}.txt"
+            self._folder.write_text(place, traceback.format_exc())
+            message = f"{type(error).__name__}: {error} (a bug; all of it is in {place})"
+            return PlanResult(planner.name, Status.FAILED, message=message, plan_s=watch.read_s())
 
     def _stop_if_interrupted(self) -> None:
         if self._interrupts.seen:

@@ -167,6 +167,23 @@ def test_interrupted_run_writes_the_best_plan_so_far_and_says_so(run, monkeypatc
     assert read_plan(folder / "plans" / "offload-all.json").step_s == summary["step_s"]
 
 
+def test_error_inside_a_planner_is_a_row_and_costs_the_others_nothing(run, monkeypatch):
+    def fail(self, problem, *, seed=0, seeds=()):
+        raise ZeroDivisionError("float division by zero")
+
+    monkeypatch.setattr(KeepAll, "plan", fail)
+    monkeypatch.setattr(session.Session, "_time_without_limit", lambda self, found: None)
+    code, out, _ = run(kinds=("keep-all", "offload-all"))
+    assert code == 1
+    folder = Path(out.splitlines()[-1])
+    summary = json.loads((folder / "summary.json").read_text())
+    row = next(row for row in summary["planners"] if row["planner"] == "keep-all")
+    assert row["status"] == "stopped by an error of its own" and not row["valid"]
+    assert "ZeroDivisionError: float division by zero" in out
+    assert "Traceback" in (folder / "failures" / "keep-all.txt").read_text() and "Traceback" not in out
+    assert summary["best"] == "offload-all"
+
+
 def test_interruption_that_a_library_swallows_ends_the_run_behind_the_planner(run, monkeypatch):
     def swallow(self, problem, *, seed=0, seeds=()):
         with contextlib.suppress(KeyboardInterrupt):

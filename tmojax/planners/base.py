@@ -25,6 +25,7 @@ class Status(StrEnum):
     NOT_FOUND = "no feasible plan found"
     INFEASIBLE = "proved infeasible"
     ERROR = "rejected by the checker"
+    FAILED = "stopped by an error of its own"
 
     @property
     def has_plan(self) -> bool:

@@ -140,6 +140,10 @@ class RunReport:
         """Planners that claim a plan which the checker rejects: errors of the planner."""
         return tuple(outcome for outcome in self.outcomes if outcome.status is Status.ERROR)
 
+    @property
+    def failed(self) -> tuple[Outcome, ...]:
+        return tuple(outcome for outcome in self.outcomes if outcome.status is Status.FAILED)
+
 
 def device_capacities(problem: Problem) -> tuple[int, ...]:
     """Bytes that plans may use in the memory of every GPU."""

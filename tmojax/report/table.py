@@ -61,6 +61,7 @@ _STATUS_WORD = {
     Status.NOT_FOUND: "none found",
     Status.INFEASIBLE: "infeasible",
     Status.ERROR: "rejected",
+    Status.FAILED: "failed",
 }
 
 
