@@ -20,7 +20,7 @@ TARGETS = {"near": 0.9, "contended": 0.98}
 KINDS = {"near": "within 10 % of the best known", "contended": "contended, random"}
 APART = 0.01  # pairs of plans whose exact times differ by more are counted as ordered right or wrong
 WORST = 8
-LEFT = ("memory_over", "link_over", "lane_over", "not_allowed_bytes")
+LEFT = ("link_over",)
 
 Record = dict[str, Any]
 
@@ -113,8 +113,6 @@ def mechanism_table(records: list[Record]) -> list[str]:
         "GPUs decide alike": lambda r: len(set(zip(r["choice"], r["state_out"], strict=True))) == 1,
         "GPUs decide differently": lambda r: len(set(zip(r["choice"], r["state_out"], strict=True))) > 1,
         "links still exceeded by more than 2 %": lambda r: r["link_over"] > 0.02,
-        "memory still exceeded by more than 1 %": lambda r: r["memory_over"] > 0.01,
-        "choices that the model does not allow": lambda r: r["not_allowed_bytes"] > 0,
     }
     lines = [
         "| plans with | kind | plans | median error | median size of error | worst error |",

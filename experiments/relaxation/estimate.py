@@ -8,13 +8,11 @@ from typing import Any
 
 import numpy as np
 import periodic
+from fixed_lists import Plan
 
 from tmojax.planners.workbench import Workbench
-from tmojax.relax.coordinate import Coordination, host_links
-from tmojax.relax.decisions import DeviceDecision
+from tmojax.relax.coordinate import host_links
 from tmojax.relax.decode import DoesNotFit
-
-Plan = tuple[tuple[DeviceDecision, ...], Coordination]
 
 
 def crude(bench: Workbench, plans: Sequence[Plan]) -> dict[str, Any]:

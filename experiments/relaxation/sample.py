@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tmojax.planners.repair import repair
-from tmojax.planners.sweep import POLICIES, even_starts
+from tmojax.planners.sweep import POLICIES, even_starts, sweep
 from tmojax.planners.workbench import Candidate, Workbench
 from tmojax.problem import Action, LinkPolicyKind
 from tmojax.problem.step_view import StepView
@@ -19,7 +19,9 @@ from tmojax.relax.decode import DoesNotFit
 
 NEAR = 1.10  # times the best plan known
 CONTENDED = 1.10  # times the same plan with every shared link wide enough for all its users
-MOST_TRIES = 4000
+MOST_TRIES = 1500
+HOPELESS = 1.3  # neighbours this much slower under the best plan's coordination are not swept
+SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 @dataclass(frozen=True)
@@ -66,8 +68,9 @@ def draw(bench: Workbench, best: Candidate, count: int, seed: int) -> list[Drawn
 def _near(bench: Workbench, best: Candidate, count: int, rng: np.random.Generator) -> list[Drawn]:
     """Neighbours at up to `NEAR` times the best, spread over that range in bins of 1 % as far as they exist."""
     bins: dict[int, list[Candidate]] = {}
-    enough, seen = max(1, count // 10) * 3, set()
-    for candidate in _distinct(bench, _neighbours(bench, best, rng), seen):
+    enough = max(1, count // 10) * 2
+    limit_s = HOPELESS * best.step_s
+    for candidate in _distinct(bench, _neighbours(bench, best, rng), limit_s):
         over = candidate.step_s / best.step_s - 1
         if over < NEAR - 1:
             place = bins.setdefault(max(0, int(100 * over)), [])
@@ -84,7 +87,7 @@ def _near(bench: Workbench, best: Candidate, count: int, rng: np.random.Generato
 def _contended(bench: Workbench, count: int, rng: np.random.Generator) -> list[Drawn]:
     """Random plans that take at least `CONTENDED` times as long as if no link were shared."""
     chosen: list[Drawn] = []
-    for candidate in _distinct(bench, _random_plans(bench, rng), set()):
+    for candidate in _distinct(bench, _random_plans(bench, rng), np.inf):
         alone_s = _alone_s(bench, candidate)
         if candidate.step_s > CONTENDED * alone_s:
             chosen.append(Drawn("contended", candidate, alone_s))
@@ -96,15 +99,23 @@ def _contended(bench: Workbench, count: int, rng: np.random.Generator) -> list[D
 Proposal = tuple[tuple[DeviceDecision, ...], Coordination]
 
 
-def _distinct(bench: Workbench, proposals: Iterator[Proposal], seen: set) -> Iterator[Candidate]:
-    """Proposals that fit and were not simulated before, simulated."""
+def _distinct(bench: Workbench, proposals: Iterator[Proposal], limit_s: float) -> Iterator[Candidate]:
+    """Decisions that fit and were not tried before, each with the fastest link policy and starts of a sweep.
+
+    The model knows no policies, and a planner would not keep a bad one. What takes longer than `limit_s` before the
+    sweep is left out.
+    """
+    seen = set()
     for _ in range(MOST_TRIES):
         decisions, coordination = next(proposals)
-        key = (tuple((d.choice.tobytes(), d.state_out.tobytes()) for d in decisions), coordination)
+        key = tuple((d.choice.tobytes(), d.state_out.tobytes()) for d in decisions)
         if key in seen:
             continue
         seen.add(key)
-        found = bench.evaluate(decisions, coordination)
+        first = bench.evaluate(decisions, coordination)
+        if isinstance(first, DoesNotFit) or not first.step_s < limit_s:
+            continue
+        found = sweep(bench, decisions, shares=SHARES, starts=(coordination.start_share,))
         if not isinstance(found, DoesNotFit) and np.isfinite(found.step_s):
             yield found
 
@@ -144,19 +155,15 @@ def _options(bench: Workbench, view: StepView, index: int) -> list[Choice]:
 
 
 def _neighbours(bench: Workbench, best: Candidate, rng: np.random.Generator) -> Iterator[Proposal]:
-    """Plans in which up to 32 choices differ from the best, of one GPU or of all, or the coordination, or both."""
+    """Plans in which up to 64 choices differ from the best, of one GPU or of all."""
     views = [bench.view(device) for device in range(bench.device_count)]
     while True:
         decisions, coordination = list(best.decisions), best.coordination
-        what = rng.integers(4)
-        if what != 0:
-            device = int(rng.integers(bench.device_count))
-            changed = _flip_some(bench, views[device], decisions[device], int(2 ** rng.integers(0, 6)), rng)
-            same = [d for d in range(bench.device_count) if bench.device_class[d] == bench.device_class[device]]
-            for other in same if rng.random() < 0.5 else [device]:
-                decisions[other] = changed
-        if what == 0 or (what == 1 and bench.device_count > 1):
-            coordination = _coordination(bench, rng)
+        device = int(rng.integers(bench.device_count))
+        changed = _flip_some(bench, views[device], decisions[device], int(2 ** rng.integers(0, 7)), rng)
+        same = [d for d in range(bench.device_count) if bench.device_class[d] == bench.device_class[device]]
+        for other in same if rng.random() < 0.5 else [device]:
+            decisions[other] = changed
         yield tuple(decisions), coordination
 
 
