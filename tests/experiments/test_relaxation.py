@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PROBLEM = "prototype-all-3-k8"
+PROBLEM = "prototype-all-2-k1-half"
 
 
 def run(out: Path) -> subprocess.CompletedProcess[str]:
