@@ -78,7 +78,7 @@ def solve_fluid(
     % of it.
     """
     begin = time.perf_counter()
-    built = _Fluid(view, capacity_bytes, rates, allow_offload, allow_recompute, max_steps, small_share)
+    built = FluidModel(view, capacity_bytes, rates, allow_offload, allow_recompute, max_steps, small_share)
     built.add_budget(budget, budget_taken_bytes)
     build_s = time.perf_counter() - begin
     if relax:
@@ -110,7 +110,7 @@ def solve_fluid(
     )  # fmt: skip
 
 
-class _Fluid:
+class FluidModel:
     """Columns and rows. keep, move, rerun [I]: columns (-1: none); leaves [groups]; group [S] (-1: stays)."""
 
     def __init__(

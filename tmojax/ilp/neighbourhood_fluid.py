@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tmojax.bounds.highs import SolverStatus
-from tmojax.ilp.fluid import PathRates, _Fluid
+from tmojax.ilp.fluid import PathRates, FluidModel
 from tmojax.ilp.solver import SolverSettings, solve_milp
 from tmojax.problem.step_view import StepView
 from tmojax.relax.decisions import Choice, DeviceDecision, Rest
@@ -49,7 +49,7 @@ def respond(view: StepView, decision: DeviceDecision, free: np.ndarray, free_sta
             settings: SolverSettings) -> tuple[DeviceDecision | None, SolverStatus]:  # fmt: skip
     """The model's best decision that differs from `decision` in the candidates `free` [I] only (and in resting state,
     if `free_state`); None without a solution."""
-    built = _Fluid(view, around.capacity_bytes, around.rates, around.offload, around.recompute, MOST_STEPS, SMALL)
+    built = FluidModel(view, around.capacity_bytes, around.rates, around.offload, around.recompute, MOST_STEPS, SMALL)
     built.add_budget(around.budget, around.taken_bytes)
     values = built.start_values(decision)
     # What is idle for one step cannot leave and be back in the model; the decode does not let it leave either.
