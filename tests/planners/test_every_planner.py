@@ -60,7 +60,7 @@ def test_without_enough_memory_the_message_names_op_and_bytes(kind):
     assert result.status is Status.NOT_FOUND and result.schedule is None
     if kind == "local-search":  # its starts are strategies of its own, none of which it can blame
         assert "fits" in result.message
-    elif kind in ("oblivious", "lockstep-milp", "budget-milp", "tmo-milp", "time-indexed-milp"):
+    elif kind in ("oblivious", "tmo-ordered", "lockstep-milp", "budget-milp", "tmo-milp", "time-indexed-milp"):
         # A model without a solution names no place.
         assert "no solution in this memory" in result.message
     else:

@@ -65,6 +65,11 @@ class Planner(ABC):
 
     name: str
 
+    @property
+    def coordinates(self) -> bool:
+        """Whether plans take into account what other GPUs do; if not, planning each GPU alone changes nothing."""
+        return True
+
     def actions(self, problem: Problem) -> frozenset[Action]:
         """The actions that this planner may use on `problem`: what its plans are bounded for."""
         return problem.actions

@@ -138,6 +138,10 @@ class Oblivious(_FluidPlanner):
         if not 0 <= self.stagger_share <= 1:
             raise InputError(f"stagger_share: {self.stagger_share} must be between 0 and 1")
 
+    @property
+    def coordinates(self) -> bool:
+        return self.policy != LinkPolicyKind.FAIR.value or self.stagger_share > 0
+
     def _limits(self, problem: Problem, device: int) -> dict[str, Any]:
         return {"rates": path_rates(problem, device, shared=False)}
 

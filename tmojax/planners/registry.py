@@ -16,6 +16,7 @@ from tmojax.planners.ratio import RatioSweep
 from tmojax.planners.simple import KeepAll, OffloadAll, RecomputeAll, SqrtCheckpointing
 from tmojax.planners.time_indexed import TimeIndexedMilp
 from tmojax.planners.tmo import TmoMilp
+from tmojax.planners.tmo_heuristics import Tmo, TmoDisjoint, TmoOrdered
 
 PLANNERS: dict[str, type[Planner]] = {
     "keep-all": KeepAll,
@@ -24,6 +25,9 @@ PLANNERS: dict[str, type[Planner]] = {
     "sqrt-n": SqrtCheckpointing,
     "ratio-sweep": RatioSweep,
     "oblivious": Oblivious,
+    "tmo-disjoint": TmoDisjoint,
+    "tmo-ordered": TmoOrdered,
+    "tmo": Tmo,
     "lockstep-milp": LockstepMilp,
     "budget-milp": BudgetMilp,
     "tmo-milp": TmoMilp,

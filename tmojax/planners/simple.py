@@ -69,8 +69,16 @@ def recompute_segments(problem: Problem, view: StepView, layers_per_segment: int
     return DeviceDecision(choice, np.zeros(len(view.state_tensor), np.int8))
 
 
+class SimpleStrategy(Planner):
+    """Decides for every GPU by a rule that knows nothing of the others; all start at once, links are shared fairly."""
+
+    @property
+    def coordinates(self) -> bool:
+        return False
+
+
 @dataclass(frozen=True)
-class KeepAll(Planner):
+class KeepAll(SimpleStrategy):
     """Nothing leaves device memory."""
 
     name: str = "keep-all"
@@ -83,7 +91,7 @@ class KeepAll(Planner):
 
 
 @dataclass(frozen=True)
-class OffloadAll(Planner):
+class OffloadAll(SimpleStrategy):
     """Every activation that backward uses, and all optimizer state, goes to host memory as soon as it is idle and comes
     back `lookahead_layers` layers ahead of its use (as vDNN, MICRO 2016, does for all layers)."""
 
@@ -101,7 +109,7 @@ class OffloadAll(Planner):
 
 
 @dataclass(frozen=True)
-class RecomputeAll(Planner):
+class RecomputeAll(SimpleStrategy):
     """Per-layer activation checkpointing: only what crosses from layer to layer is kept."""
 
     name: str = "recompute-all"
@@ -116,7 +124,7 @@ class RecomputeAll(Planner):
 
 
 @dataclass(frozen=True)
-class SqrtCheckpointing(Planner):
+class SqrtCheckpointing(SimpleStrategy):
     """Checkpoints between segments of about sqrt(layers) layers (Chen et al. 2016, "Training deep nets with sublinear
     memory cost")."""
 

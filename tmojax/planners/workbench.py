@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tmojax.problem import LinkPolicyKind, Problem, Schedule
+from tmojax.problem import LinkPolicyKind, Machine, Placement, Problem, Schedule
 from tmojax.problem.step_view import StepView, view_step
 from tmojax.relax.coordinate import Coordination, assemble, host_links, link_policies, shared_links
 from tmojax.relax.decisions import DeviceDecision
@@ -30,6 +30,21 @@ class Candidate:
     schedule: Schedule
     step_s: float
     lookahead_runs: tuple[int, ...] = ()
+
+
+def readdress(
+    machine: Machine, source: int, target: int, rows: np.ndarray, initial: tuple[Placement, ...]
+) -> tuple[np.ndarray, tuple[Placement, ...]]:
+    """The list [N] and placements of device `source` for device `target`: its own memory and its own host instead."""
+    here, there = machine.devices[source], machine.devices[target]
+    to = {here.memory: there.memory, here.host_memory: there.host_memory}
+    table = np.arange(-1, len(machine.memories))
+    for old, new in to.items():
+        table[old + 1] = new
+    moved = rows.copy()
+    for name in ("memory", "to_memory"):
+        moved[name] = table[moved[name] + 1]
+    return moved, tuple(replace(p, memories=tuple(to.get(m, m) for m in p.memories)) for p in initial)
 
 
 class Workbench:
@@ -86,15 +101,7 @@ class Workbench:
         return self._moved[device, *key]
 
     def _readdress(self, found: DeviceList, first: int, device: int) -> DeviceList:
-        source, target = self.problem.machine.devices[first], self.problem.machine.devices[device]
-        to = {source.memory: target.memory, source.host_memory: target.host_memory}
-        table = np.arange(-1, len(self.problem.machine.memories))
-        for old, new in to.items():
-            table[old + 1] = new
-        rows = found.rows.copy()
-        for name in ("memory", "to_memory"):
-            rows[name] = table[rows[name] + 1]
-        initial = tuple(replace(p, memories=tuple(to[m] for m in p.memories)) for p in found.initial)
+        rows, initial = readdress(self.problem.machine, first, device, found.rows, found.initial)
         host_bytes = host_peak_bytes(self.problem, device, rows, initial)
         return replace(found, rows=rows, initial=initial, host_peak_bytes=host_bytes)
 
