@@ -79,6 +79,15 @@ def again(*keys) -> Callable[[dict], object]:
     return change
 
 
+def _tensors(count: int) -> list[dict]:
+    return [{"name": f"t{n}", "size_bytes": 1, "kind": "weight", "lifetime": "state"} for n in range(count)]
+
+
+def _grown(machine: dict, count: int) -> None:
+    for name in ("memories", "devices"):
+        machine[name] += [machine[name][0] | {"name": f"{name}{n}"} for n in range(count)]
+
+
 PROGRAM = ("workload", "programs", 0)
 BOTH = {
     "nothing": written(b""),
@@ -136,6 +145,16 @@ PROBLEM = BOTH | {
         *PROGRAM, "orders", value={"o": [{"first_op": 0, "end_op": 4, "micro_batch": 0}] * 10_000}
     ),
 }
+TOO_MANY = {
+    "instances beside any op": edited(
+        lambda content: content["workload"].update(micro_batches=100_000)
+        or content["workload"]["programs"].__setitem__(
+            0, content["workload"]["programs"][0] | {"ops": [], "tensors": _tensors(1000)}
+        )
+    ),
+    "devices and memories": edited(lambda content: _grown(content["machine"], 2100)),
+}
+PROBLEM |= TOO_MANY
 CASES = [("plan", name) for name in PLAN] + [("problem", name) for name in PROBLEM]
 
 

@@ -7,7 +7,7 @@ from tmojax.check.graph import Clocks, Graph, cycles, topological_order
 from tmojax.check.links import LinkOrder, check_links, check_shared_engines, order_edges
 from tmojax.check.loans import check_loans
 from tmojax.check.quick import quick_report
-from tmojax.check.rules import CheckReport, Findings, Rule
+from tmojax.check.rules import START, WHOLE, CheckReport, Findings, Rule, TooComplex
 from tmojax.check.shape import check_shape
 from tmojax.check.shared import SharedLog
 from tmojax.check.static import Static
@@ -25,6 +25,7 @@ def check(problem: Problem, schedule: Schedule) -> CheckReport:
     The problem must be well formed (`validate_problem`). Phases: shape of the arrays; the quick path, which proves most
     valid schedules valid; else a walk of every list, order and memory between lists, deadlock. When the arrays are
     malformed the rest is skipped; when there is a deadlock, order between lists is; `CheckReport.notes` says so.
+    What would take more memory or time than any plan needs is reported as malformed.
     """
     static, findings = Static(problem), Findings()
     notes: list[str] = []
@@ -37,7 +38,11 @@ def check(problem: Problem, schedule: Schedule) -> CheckReport:
         report = quick_report(static, schedule)
         if report is not None:
             return report
-    return _detailed(static, schedule, orders, findings, notes)
+    try:
+        return _detailed(static, schedule, orders, findings, notes)
+    except TooComplex as error:
+        findings.add(Rule.MALFORMED, WHOLE, START, f"too complex to be checked: {error}")
+        return CheckReport(tuple(findings.violations), notes=(*notes, *findings.notes()))
 
 
 def _detailed(

@@ -6,6 +6,12 @@ from bisect import bisect_right
 
 import numpy as np
 
+from tmojax.check.rules import TooComplex
+
+# Edges of a graph: so many, and so many for each instruction. Entries of the clocks: nodes times chains.
+MOST_EDGES, EDGES_EACH = 10_000_000, 10
+MOST_CLOCK_ENTRIES = 200_000_000
+
 
 class Graph:
     """Nodes: instructions list after list, then barriers and starts of transfers. Edges: complete before start."""
@@ -27,6 +33,11 @@ class Graph:
     def edge(self, source: int, target: int) -> None:
         self._source.append(source)
         self._target.append(target)
+
+    def check_size(self) -> None:
+        """Raises TooComplex when instructions wait for so many others that the edges would not fit in memory."""
+        if len(self._source) > MOST_EDGES + EDGES_EACH * self.instructions:
+            raise TooComplex(f"instructions wait for {len(self._source)} others in all; use fewer slices and waits")
 
     def on_chain(self, device: int, stream: int, node: int) -> None:
         chain = self.chains.get((device, stream))
@@ -188,6 +199,11 @@ class Clocks:
         self, graph: Graph, order: list[int], source: np.ndarray, target: np.ndarray, started: bool = False
     ) -> None:
         count = graph.node_count
+        if count * len(graph.chains) > MOST_CLOCK_ENTRIES:
+            raise TooComplex(
+                f"order between lists: {count} steps on {len(graph.chains)} streams (a transfer without engines is a "
+                f"stream of its own); at most {MOST_CLOCK_ENTRIES} pairs of them are compared"
+            )
         self._graph = graph
         self._place: dict[int, tuple[int, int]] = {}
         own: dict[int, list[tuple[int, int]]] = {}

@@ -27,6 +27,7 @@ _COMPUTE, _COLLECTIVE, _OFFLOAD, _PREFETCH = (
 _RELEASE, _RETIRE, _SIGNAL, _WAIT = int(Kind.RELEASE), int(Kind.RETIRE), int(Kind.SIGNAL), int(Kind.WAIT)
 _HANDLED = (_COMPUTE, _COLLECTIVE, _OFFLOAD, _PREFETCH, _RELEASE, _RETIRE, _SIGNAL, _WAIT)
 _LARGEST = 5
+_MOST_ENTRIES = 100_000_000  # tensor instances times memories, over all lists: of the tables of versions
 _ABSENT, _UNWRITTEN = -3, -2
 
 
@@ -156,6 +157,9 @@ def quick_report(static: Static, schedule: Schedule) -> CheckReport | None:
     The schedule must have passed `check_shape`.
     """
     machine, devices = static.machine, range(len(static.devices))
+    instances = sum(len(table.sizes) * table.micro_batches for table in static.devices)
+    if instances * len(machine.memories) > _MOST_ENTRIES:
+        return None
     if any(policy.kind is LinkPolicyKind.ORDER for policy in schedule.link_policies):
         return None
     if not all(_usual(static, device, schedule.lists[device]) for device in devices):
@@ -194,7 +198,7 @@ def _usual(static: Static, device: int, rows: np.ndarray) -> bool:
     moves = np.isin(kinds, TRANSFERS)
     copies = moves | (kinds == _RELEASE)
     allowed = np.array([m == table.memory or not static.is_private(m) for m in range(len(machine.memories))])
-    routes = np.array([[machine.has_route(a, b) for b in range(len(allowed))] for a in range(len(allowed))])
+    ways = np.unique(np.stack((rows["memory"][moves], rows["to_memory"][moves])), axis=1).T.tolist()
     return bool(
         np.isin(kinds, _HANDLED).all()
         and not any(table.group)
@@ -203,7 +207,7 @@ def _usual(static: Static, device: int, rows: np.ndarray) -> bool:
         and np.isin(rows["owner"][copies], (-1, device)).all()
         and allowed[rows["memory"][copies]].all()
         and allowed[rows["to_memory"][moves]].all()
-        and routes[rows["memory"][moves], rows["to_memory"][moves]].all()
+        and all(machine.has_route(source, target) for source, target in ways)
     )
 
 

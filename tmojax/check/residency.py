@@ -15,13 +15,15 @@ from tmojax.problem.schedule import PLAIN
 UNWRITTEN = -2  # newest version of an instance that nothing has written yet
 LOST = -1  # content of a copy whose storage an alias has overwritten
 INITIAL = 0  # version of inputs and STATE at the start
+_NAMED = 5  # copies in one message
 
 
 class Residency:
     """State of one list at a position. Copies and instances are the small integers of `CopyTable`.
 
     `content`: resident copy -> version. `newest`: instance of an own tensor -> its newest version. `borrowed`: private
-    memory of another device -> (instruction, allocates, bytes of this list there afterwards).
+    memory of another device -> (instruction, allocates, bytes of this list there afterwards). `looked_at`: how many
+    copies were compared to find slices, or whether a current copy is left.
     """
 
     def __init__(
@@ -34,6 +36,7 @@ class Residency:
         self.content: dict[int, int] = {}
         self.newest = [UNWRITTEN] * self.copies.own_instances
         self.borrowed: dict[int, list[tuple[int, bool, int]]] = {}
+        self.looked_at = 0
         self.shared = shared
         self._findings = findings
         self._root: dict[int, int] = {}  # aliased instance -> version of which its newest value is a view
@@ -131,6 +134,7 @@ class Residency:
         """Is there a current copy of an instance: whole, or all of its slices?"""
         newest, slices = self.newest[instance], {}
         for copy in self.copies.of_instance(instance):
+            self.looked_at += 1
             if self.content.get(copy) == newest:
                 *_, part, parts = self.copies.key(copy)
                 if parts == 1:
@@ -249,7 +253,9 @@ class Residency:
             whole = self.copies.find((owner, tensor, k, memory, form, 0, 1))
             return [whole] if whole is not None and whole in self.content else []
         slices: dict[int, list[int]] = {}
-        for other in self.copies.of_instance(self.copies.instance[copy]):
+        named = self.copies.of_instance(self.copies.instance[copy])
+        self.looked_at += len(named)
+        for other in named:
             _, _, _, place, other_form, _, count = self.copies.key(other)
             if count != 1 and place == memory and other_form == PLAIN and other in self.content:
                 slices.setdefault(count, []).append(other)
@@ -260,8 +266,10 @@ class Residency:
         key = self.copies.key(copy)
         resident = [other for other in self.copies.of_instance(instance) if other in self.content]
         here = [self.copies.key(other) for other in resident]
+        self.looked_at += len(here)
         encoded = key[4] == PLAIN and any(other[3] == key[3] and other[4] != PLAIN for other in here)
-        names = ", ".join(self.name(other) for other in resident)
+        names = ", ".join(self.name(other) for other in resident[:_NAMED])
+        names += f" and {len(resident) - _NAMED} more" if len(resident) > _NAMED else ""
         where = f"there is {names}" if resident else "no copy of it is resident"
         rule = Rule.NOT_DECODED if encoded else Rule.DATA_NOT_THERE
         self.report(rule, index, f"needs {self.name(copy)}, which is not resident; {where}", key[3])

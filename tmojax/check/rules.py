@@ -81,6 +81,7 @@ PARAGRAPHS: dict[Rule, str] = {
 
 START = -1  # instruction number of what a list holds before its first instruction
 MOST_LISTED = 100_000  # violations; a hostile plan must not fill the memory with them
+MOST_CHARACTERS = 1000  # of a message; nor must names that are files of their own
 WHOLE = -1  # device number of a violation that belongs to no list
 
 
@@ -100,6 +101,10 @@ class Violation:
         return f"[{self.rule}, semantics {self.paragraph}] {self.message}"
 
 
+class TooComplex(Exception):
+    """To check a schedule would take more memory or time than any plan needs; the message says why."""
+
+
 class Findings:
     """Collects violations while the phases run; beyond MOST_LISTED they are only counted, by rule."""
 
@@ -111,6 +116,8 @@ class Findings:
         self, rule: Rule, device: int, instruction: int, message: str, memory: str = "", bytes_over: int = 0
     ) -> None:
         if len(self.violations) < MOST_LISTED:
+            if len(message) > MOST_CHARACTERS:
+                message = f"{message[:MOST_CHARACTERS]} ... ({len(message)} characters)"
             self.violations.append(Violation(rule, rule.paragraph, device, instruction, message, memory, bytes_over))
         else:
             self.more[rule] = self.more.get(rule, 0) + 1

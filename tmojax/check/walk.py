@@ -9,11 +9,13 @@ import numpy as np
 from tmojax.check.graph import Graph
 from tmojax.check.order import ListOrder
 from tmojax.check.residency import INITIAL, Residency
-from tmojax.check.rules import START, Findings, Rule
+from tmojax.check.rules import START, Findings, Rule, TooComplex
 from tmojax.check.shared import SharedLog
 from tmojax.check.static import HAS_WORKSPACE, TRANSFERS, Static
 from tmojax.problem.schedule import COMMUNICATION_STREAM, COMPUTE_STREAM, FIRST_ENGINE_STREAM, PLAIN, Kind, Placement
 
+# Comparisons of copies of one instance in a list: so many, and so many for each of its instructions.
+MOST_LOOKS, LOOKS_EACH = 1_000_000, 100
 _SIGNALLED = (*HAS_WORKSPACE, *TRANSFERS, Kind.WAIT, Kind.RELEASE, Kind.RETIRE, Kind.LEND)
 
 
@@ -63,8 +65,13 @@ class ListWalk:
             Kind.LEND: self._lend, Kind.RECLAIM: self._reclaim,
         }  # fmt: skip
         by_number = [handlers[kind] for kind in sorted(handlers)]
+        most_looks = MOST_LOOKS + LOOKS_EACH * len(self.rows)
         for index, kind in enumerate(self._columns["kind"]):
             by_number[kind](index, self._first_node + index)
+            self.graph.check_size()
+            if self.state.looked_at > most_looks:
+                where = self.state.describe(index)
+                raise TooComplex(f"{where}: copies of one instance were compared {most_looks} times; use fewer slices")
         self._finish()
 
     def _pair_retires(self) -> None:

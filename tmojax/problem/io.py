@@ -36,6 +36,9 @@ __all__ = [
 PROBLEM_SCHEMA = "tmojax-problem-1"
 # Tensor accesses of all first executions on all devices in all orders: bounds the time that validation takes.
 MAX_ACCESSES = 20_000_000
+# Tensor instances of all devices, and memories times devices: what a checker or simulator has one entry for.
+MAX_INSTANCES = 20_000_000
+MAX_PLACES = 4_000_000
 # Sums of all tensor instances stay far inside 64-bit integers.
 MAX_TOTAL_BYTES = 2**61
 
@@ -53,15 +56,19 @@ def problem_from_json(value: Any) -> Problem:
         raise InputError(f"schema: expected {PROBLEM_SCHEMA!r}, got {shorten(schema)}; is this a problem file?")
     problem = reader(Problem)(content, "")
     check_size(problem.workload)
+    places = len(problem.machine.memories) * len(problem.machine.devices)
+    if places > MAX_PLACES:
+        raise InputError(f"machine: memories times devices is {places}; at most {MAX_PLACES} are possible")
     validate_problem(problem)
     return problem
 
 
 def check_size(workload: Workload) -> None:
-    """Raises InputError for what makes validation run for ever or byte sums overflow: huge K, huge sizes, segments out
-    of range."""
+    """Raises InputError for what makes validation run for ever, tables too large or byte sums overflow: huge K, huge
+    sizes, segments out of range."""
     devices = Counter(workload.device_program)
     accesses, size_bytes = sum(len(collective.devices) for collective in workload.collectives), 0
+    instances = 0
     for index, program in enumerate(workload.programs):
         count = len(program.ops)
         per_op = [1 + len(op.reads) + len(op.writes) + len(op.updates) for op in program.ops]
@@ -76,12 +83,18 @@ def check_size(workload: Workload) -> None:
                     )
                 per_device += (segment.end_op - segment.first_op) * longest
         accesses += per_device * max(devices[index], 1)
+        instances += len(program.tensors) * max(workload.micro_batches, 1) * max(devices[index], 1)
         size_bytes += sum(abs(tensor.size_bytes) for tensor in program.tensors) * max(devices[index], 1)
         size_bytes += sum(abs(op.workspace_bytes) for op in program.ops) * max(devices[index], 1)
     if accesses > MAX_ACCESSES:
         raise InputError(
             f"workload: about {shorten(accesses)} tensor accesses over all devices, micro-batches and orders; at most "
             f"{MAX_ACCESSES} are possible; lower micro_batches ({shorten(workload.micro_batches)}) or merge ops"
+        )
+    if instances > MAX_INSTANCES:
+        raise InputError(
+            f"workload: {shorten(instances)} tensor instances over all devices and micro-batches; at most "
+            f"{MAX_INSTANCES} are possible; lower micro_batches ({shorten(workload.micro_batches)})"
         )
     if size_bytes * max(workload.micro_batches, 1) > MAX_TOTAL_BYTES:
         raise InputError(
