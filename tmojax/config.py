@@ -17,6 +17,10 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 from pydantic import Field, ValidationError, model_validator
 
 from tmojax.errors import InputError
+from tmojax.importers.g10 import PACKAGED as G10_TRACES
+from tmojax.importers.g10 import G10Workload, g10_workload
+from tmojax.importers.harmony import PACKAGED as HARMONY_PROFILES
+from tmojax.importers.harmony import HarmonyWorkload, harmony_workload
 from tmojax.importers.machine_build import build_machine
 from tmojax.importers.machine_toml import (
     Bytes,
@@ -54,7 +58,14 @@ class FileWorkload:
     path: str
 
 
-WORKLOADS: dict[str, type] = {"model": ModelWorkload, "synthetic": SyntheticTransformer, "file": FileWorkload}
+AnyWorkload = ModelWorkload | SyntheticTransformer | FileWorkload | G10Workload | HarmonyWorkload
+WORKLOADS: dict[str, type] = {
+    "model": ModelWorkload,
+    "synthetic": SyntheticTransformer,
+    "file": FileWorkload,
+    "g10": G10Workload,
+    "harmony": HarmonyWorkload,
+}
 
 
 class Capacity(Strict):
@@ -115,7 +126,7 @@ class RunConfig:
     name: str
     folder: Path
     document: dict[str, Any]
-    workload: ModelWorkload | SyntheticTransformer | FileWorkload
+    workload: AnyWorkload
     machine: Machine | None
     capacity: Capacity | None
     actions: frozenset[Action] | None
@@ -217,9 +228,11 @@ def parse_config(document: dict[str, Any], folder: Path, default_name: str) -> R
         for name in ("machine", "actions", "micro_batches"):
             if getattr(file, name) is None:
                 mistakes.append(f"{name}: is missing; only a workload of kind 'file' brings its own")
-    if isinstance(workload, FileWorkload) and not (folder / workload.path).is_file():
-        mistakes.append(f"workload.path: there is no file {folder / workload.path}")
-    if isinstance(workload, ModelWorkload) and machine is not None and not workload.gpu:
+    path = _file_named(workload)
+    if path is not None and not (folder / path[1]).is_file():
+        mistakes.append(f"workload.{path[0]}: there is no file {folder / path[1]}")
+    recorded = isinstance(workload, G10Workload) and workload.times == "recorded"
+    if isinstance(workload, ModelWorkload | G10Workload) and not recorded and machine is not None and not workload.gpu:
         unnamed = [device.name for device in machine.devices if not device.model]
         if unnamed:
             mistakes.append(
@@ -263,6 +276,17 @@ def parse_config(document: dict[str, Any], folder: Path, default_name: str) -> R
         time_budget_s=file.time_budget,
         output=file.output,
     )
+
+
+def _file_named(workload: AnyWorkload | None) -> tuple[str, str] | None:
+    """(key, path) of the file that a workload reads, if it is not one of the package."""
+    if isinstance(workload, FileWorkload):
+        return "path", workload.path
+    if isinstance(workload, G10Workload) and workload.trace not in G10_TRACES:
+        return "trace", workload.trace
+    if isinstance(workload, HarmonyWorkload) and workload.profile not in HARMONY_PROFILES:
+        return "profile", workload.profile
+    return None
 
 
 def _table(kind: str, settings: Any) -> dict[str, Any]:
@@ -335,9 +359,14 @@ def build_problem(config: RunConfig) -> BuiltProblem:
         problem = replace(problem, **changes)
     else:
         assert config.machine is not None and config.actions is not None and config.micro_batches is not None
+        gpus = len(config.machine.devices)
         if isinstance(config.workload, SyntheticTransformer):
-            gpus = len(config.machine.devices)
             workload = synthetic_transformer(config.workload, gpus, config.micro_batches)
+        elif isinstance(config.workload, G10Workload):
+            models = tuple(device.model for device in config.machine.devices)
+            workload = g10_workload(config.workload, models, config.micro_batches, config.folder)
+        elif isinstance(config.workload, HarmonyWorkload):
+            workload = harmony_workload(config.workload, gpus, config.micro_batches, config.folder)
         else:
             workload, report = import_model(config.workload, config.machine, config.micro_batches)
             notes += report
