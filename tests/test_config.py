@@ -1,7 +1,6 @@
 import json
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from tmojax.config import FileWorkload, RunConfig, apply_override, build_problem
 from tmojax.errors import InputError
 from tmojax.importers.model_zoo import ModelWorkload
 from tmojax.importers.synthetic import SyntheticTransformer
-from tmojax.planners.base import Planner, PlanResult, Status
 from tmojax.planners.registry import PLANNERS
 from tmojax.problem import Action, largest_op_bytes
 from tmojax.problem.io import write_problem
@@ -185,23 +183,18 @@ def test_every_planner_can_be_configured(kind):
     assert [planner.name for planner in config.planners] == [PLANNERS[kind]().name, "again"]
 
 
-@dataclass(frozen=True)
-class Switchable(Planner):
-    name: str = "switchable"
-    coordinate: bool = True
-
-    def plan(self, problem, *, seed=0, seeds=()):
-        return PlanResult(self.name, Status.NOT_FOUND)
-
-
-def test_coordination_is_switched_off_where_a_planner_can(monkeypatch):
-    monkeypatch.setitem(PLANNERS, "switchable", Switchable)
-    document = {**SMALL, "planners": [{"kind": "switchable"}, {"kind": "keep-all"}]}
-    assert parse(document).planners[0] == Switchable()
+def test_coordination_can_be_switched_off_where_somebody_coordinates():
+    document = {**SMALL, "planners": [{"kind": "ratio-sweep"}, {"kind": "keep-all"}]}
+    assert parse(document).coordinate
     config = parse({**document, "coordinate": False})
-    assert config.planners[0] == Switchable(coordinate=False)
-    assert config.document["planners"][0]["coordinate"] is False
-    assert mistakes({**SMALL, "coordinate": False})[0].startswith("coordinate: none of the planners can")
+    assert not config.coordinate and config.document["coordinate"] is False
+    simple = {**SMALL, "planners": [{"kind": "keep-all"}, {"kind": "oblivious"}]}
+    assert mistakes({**simple, "coordinate": False})[0].startswith("coordinate: none of the planners coordinates")
+    ordered = {**SMALL, "planners": [{"kind": "oblivious", "policy": "fcfs"}]}
+    assert not parse({**ordered, "coordinate": False}).coordinate
+    named = {**SMALL, "planners": [{"kind": "ratio-sweep", "name": "a+coordinated"}]}
+    assert mistakes({**named, "coordinate": False})[0].startswith("name: 'a+coordinated' ends in '+coordinated'")
+    assert parse(named).planners[0].name == "a+coordinated"
 
 
 def test_nested_planner_settings():

@@ -33,6 +33,7 @@ from tmojax.importers.machine_toml import (
 )
 from tmojax.importers.model_zoo import ModelWorkload, import_model
 from tmojax.importers.synthetic import SyntheticTransformer, synthetic_transformer
+from tmojax.planners.alone import COORDINATED
 from tmojax.planners.base import Planner
 from tmojax.planners.registry import PLANNERS
 from tmojax.problem import (
@@ -118,9 +119,9 @@ class RunConfig:
 
     `document`: the whole of it as JSON values, presets, overrides and defaults filled in; it can be parsed again.
     `machine` is None where a problem file brings its own; `actions` and `micro_batches` are None where a problem file
-    decides. `time_budget_s`: wall-clock seconds for all planners together (None: no limit). `coordinate`: False
-    has set the setting of this name to False in every planner that has it, to measure what coordination between GPUs
-    is worth. `folder`: paths in the file are relative to it.
+    decides. `time_budget_s`: wall-clock seconds for all planners together (None: no limit). `coordinate`: with
+    False every GPU plans as if it were alone, and the report says what that costs. `folder`: paths in the file are
+    relative to it.
     """
 
     name: str
@@ -210,10 +211,11 @@ def parse_config(document: dict[str, Any], folder: Path, default_name: str) -> R
     for name in sorted({name for name in names if names.count(name) > 1}):
         mistakes.append(f"planners: two are called {name!r}; give one of them another `name`")
     if not file.coordinate:
-        able = [planner is not None and any(f.name == "coordinate" for f in fields(planner)) for planner in planners]
-        if not any(able):
-            mistakes.append("coordinate: none of the planners can plan without coordination; leave it out")
-        planners = [replace(p, coordinate=False) if can else p for p, can in zip(planners, able, strict=True)]
+        if all(planner is not None and not planner.coordinates for planner in planners):
+            mistakes.append("coordinate: none of the planners coordinates GPUs, so false has no effect; leave it out")
+        for name in names:
+            if name.endswith(COORDINATED):
+                mistakes.append(f"name: {name!r} ends in {COORDINATED!r}, as plans with coordination do; rename it")
     actions = None
     if file.actions is not None:
         actions = [_collect(lambda a=a: reader(Action)(a, "actions"), mistakes) for a in file.actions]

@@ -13,6 +13,7 @@ from tmojax.bounds import BoundReport, BoundStatus, bound
 from tmojax.check import CheckReport, check
 from tmojax.config import BuiltProblem, FileWorkload, RunConfig, build_problem
 from tmojax.errors import InfeasibleError, InputError, TmojaxError
+from tmojax.planners.alone import COORDINATED, Alone
 from tmojax.planners.base import Planner, PlanResult, Status, Stopwatch
 from tmojax.planners.fluid import Oblivious
 from tmojax.planners.gradient import Gradient, LocalSearch
@@ -57,6 +58,7 @@ class Session:
         self._unlimited_s = math.inf
         self._bound: BoundReport | None = None
         self._restricted_bounds: dict[frozenset[Action], float] = {}
+        self._alone: Alone | None = None
         self._shortfall: Shortfall | None = None
         self._hash = ""
         self.interrupted = False
@@ -89,6 +91,8 @@ class Session:
         self._write_provenance()
         with self._folder.phase("build"):
             built = build_problem(self._config)
+        if not self._config.coordinate:
+            self._alone = Alone(built.problem)
         self._hash = problem_hash(built.problem)
         self._built = built
         self._folder.write_text("problem.json", readable_text(problem_to_json(self.problem)))
@@ -124,8 +128,13 @@ class Session:
         self.say(f"no plan can take less than {format_seconds(self._bound.bound_s)} a step ({parts})")
 
     def _plan_all(self) -> None:
+        """With coordination off, planners plan each GPU alone; then, for comparison, those that can coordinate do."""
         told, watch = False, Stopwatch()
-        for planner in self._config.planners:
+        turns = [(planner, False) for planner in self._config.planners]
+        if not self._config.coordinate:
+            turns += [(planner, True) for planner in self._config.planners if planner.coordinates]
+        for planner, comparison in turns:
+            name = planner.name + (COORDINATED if comparison else "")
             self._stop_if_interrupted()
             if isinstance(planner, SEARCHES) and not told:
                 told = True
@@ -135,48 +144,52 @@ class Session:
             budget_s = self._config.time_budget_s
             if budget_s is not None and watch.read_s() > budget_s:
                 message = f"not run: the time budget of {format_seconds(budget_s)} is used up"
-                self._add(planner, PlanResult(planner.name, Status.NOT_FOUND, message=message, time_limited=True))
+                missing = PlanResult(name, Status.NOT_FOUND, message=message, time_limited=True)
+                self._add(planner, missing, comparison)
                 continue
-            self.say(f"{planner.name}: planning")
-            with self._folder.phase("plan", planner=planner.name) as found:
-                seeds = tuple(outcome.result for outcome in self._outcomes if outcome.valid)
-                result = self._plan(planner, seeds)
+            self.say(f"{name}: planning")
+            with self._folder.phase("plan", planner=name) as found:
+                result = replace(self._plan(planner, name, comparison), planner=name)
                 found |= {"compile_s": result.compile_s, "status": str(result.status)}
-            self._add(planner, result)
+            self._add(planner, result, comparison)
 
-    def _plan(self, planner: Planner, seeds: tuple[PlanResult, ...]) -> PlanResult:
+    def _plan(self, planner: Planner, name: str, comparison: bool) -> PlanResult:
         """What the planner returns; an error of its own is a result too, and costs the others nothing."""
         watch = Stopwatch()
         try:
+            if self._alone is not None and not comparison:
+                return self._alone.plan(planner, seed=self._config.seed)
+            seeds = tuple(outcome.result for outcome in self._outcomes if outcome.valid)
             return planner.plan(self.problem, seed=self._config.seed, seeds=seeds)
         except TmojaxError:
             raise
         except Exception as error:
-            place = f"failures/{planner.name}.txt"
+            place = f"failures/{name}.txt"
             self._folder.write_text(place, traceback.format_exc())
             message = f"{type(error).__name__}: {error} (a bug; all of it is in {place})"
-            return PlanResult(planner.name, Status.FAILED, message=message, plan_s=watch.read_s())
+            return PlanResult(name, Status.FAILED, message=message, plan_s=watch.read_s())
 
     def _stop_if_interrupted(self) -> None:
         if self._interrupts.seen:
             raise KeyboardInterrupt
 
-    def _add(self, planner: Planner, result: PlanResult) -> None:
+    def _add(self, planner: Planner, result: PlanResult, comparison: bool) -> None:
         """Judge a result: check, simulate, jitter; write the plan."""
+        name = result.planner
         checked: CheckReport | None = None
         simulation: Simulation | None = None
         jitter: Jitter | None = None
         arena_bytes: dict[str, int] = {}
         if result.schedule is not None:
-            with self._folder.phase("check", planner=planner.name) as found:
+            with self._folder.phase("check", planner=name) as found:
                 checked = check(self.problem, result.schedule)
                 found["valid"] = checked.valid
             if checked.valid:
-                with self._folder.phase("simulate", planner=planner.name):
+                with self._folder.phase("simulate", planner=name):
                     simulation = simulate(self.problem, result.schedule, record=True)
                     if math.isfinite(simulation.step_s):
                         jitter = time_under_jitter(self.problem, result, self._config)
-                with self._folder.phase("arena", planner=planner.name):
+                with self._folder.phase("arena", planner=name):
                     arena_bytes = self._place(result)
         outcome = Outcome(
             result,
@@ -186,15 +199,23 @@ class Session:
             jitter,
             heuristic=not isinstance(planner, SEARCHES),
             arena_bytes=arena_bytes,
+            uncoordinated=self._is_uncoordinated(planner, comparison),
+            comparison=comparison,
         )
         self._outcomes.append(outcome)
         if result.schedule is not None:
-            self._write_plan(outcome)
+            self._write_plan(planner, outcome)
         if math.isfinite(outcome.step_s):
-            self.say(f"{planner.name}: {format_seconds(outcome.step_s)} a step, planned in "
+            self.say(f"{name}: {format_seconds(outcome.step_s)} a step, planned in "
                      f"{format_seconds(result.plan_s)}")  # fmt: skip
         else:
-            self.say(f"{planner.name}: {outcome.status}" + (f"; {result.message}" if result.message else ""))
+            self.say(f"{name}: {outcome.status}" + (f"; {result.message}" if result.message else ""))
+
+    def _is_uncoordinated(self, planner: Planner, comparison: bool) -> bool:
+        """Each GPU planned as if the path were its own, all at once under fair sharing."""
+        if not self._config.coordinate:
+            return not comparison
+        return isinstance(planner, Oblivious) and not planner.coordinates
 
     def _place(self, result: PlanResult) -> dict[str, int]:
         """Bytes of the arena of each device memory; empty, and said, where there are too many blocks to place."""
@@ -220,11 +241,11 @@ class Session:
             self._restricted_bounds[actions] = restricted_s if math.isfinite(restricted_s) else self._bound.bound_s
         return max(self._bound.bound_s, self._restricted_bounds[actions])
 
-    def _write_plan(self, outcome: Outcome) -> None:
+    def _write_plan(self, planner: Planner, outcome: Outcome) -> None:
         step_s = outcome.step_s if math.isfinite(outcome.step_s) else None
         plan = PlanFile(
             outcome.result.schedule, self._hash, outcome.planner, str(outcome.status), step_s,  # type: ignore[arg-type]
-            outcome.bound_s or None, outcome.gap, self._config.seed, json_values(self._settings(outcome.planner)),
+            outcome.bound_s or None, outcome.gap, self._config.seed, json_values(self._settings(planner.name)),
             outcome.result.time_limited or self._bound_is_time_limited(),
         )  # fmt: skip
         self._folder.write_text(f"plans/{outcome.planner}.json", readable_text(plan_to_json(plan)))
@@ -254,6 +275,7 @@ class Session:
             bound=self._bound,
             shortfall=self._shortfall,
             interrupted=self.interrupted,
+            coordinate=self._config.coordinate,
             provenance=self._provenance(),
             notes=self._built.notes if self._built is not None else (),
         )

@@ -262,3 +262,47 @@ def test_planner_without_plan_is_a_row_not_a_failure(run, monkeypatch):
     monkeypatch.setattr(KeepAll, "plan", none)
     code, out, _ = run()
     assert code == 0 and "keep-all: of its own reasons" in out
+
+
+def test_coordination_off_plans_alone_and_states_what_contention_costs(run):
+    code, out, _ = run("-o", "coordinate=false", kinds=("offload-all", "ratio-sweep"), factor=1.5)
+    assert code == 0
+    folder = Path(out.splitlines()[-1])
+    summary = json.loads((folder / "summary.json").read_text())
+    rows = {row["planner"]: row for row in summary["planners"]}
+    assert list(rows) == ["offload-all", "ratio-sweep", "ratio-sweep+coordinated"]
+    assert [row["comparison"] for row in rows.values()] == [False, False, True]
+    assert [row["uncoordinated"] for row in rows.values()] == [True, True, False]
+    assert all(row["valid"] for row in rows.values())
+    # The plan of the run is one without coordination; the other is there to be compared with.
+    assert summary["best"] == "ratio-sweep" and not summary["coordinate"]
+    found = summary["contention"]
+    assert found["uncoordinated_step_s"] == rows["ratio-sweep"]["step_s"]
+    assert found["coordinated_step_s"] == rows["ratio-sweep+coordinated"]["step_s"]
+    assert found["avoided_s"] == found["uncoordinated_step_s"] - found["coordinated_step_s"] > 0
+    assert found["avoided_share"] == found["avoided_s"] / found["uncoordinated_step_s"]
+    sentence = summary["contention_sentence"]
+    assert sentence.startswith("Coordination is off") and "Contention cost avoided by coordination: " in sentence
+    assert sentence in out and sentence in (folder / "report.html").read_text()
+    assert read_plan(folder / "plans" / "ratio-sweep+coordinated.json").settings["kind"] == "ratio-sweep"
+    assert json.loads((folder / "check.json").read_text())["ratio-sweep+coordinated"]["valid"]
+
+
+def test_contention_of_a_coordinated_run_is_that_of_the_oblivious_plan(run):
+    code, out, _ = run(kinds=("offload-all", "oblivious", "ratio-sweep"), factor=1.5)
+    assert code == 0
+    summary = json.loads((Path(out.splitlines()[-1]) / "summary.json").read_text())
+    times = {row["planner"]: row["step_s"] for row in summary["planners"]}
+    found = summary["contention"]
+    assert found["uncoordinated_planner"] == "oblivious-fair" and found["coordinated_planner"] == summary["best"]
+    assert found["avoided_s"] == times["oblivious-fair"] - min(times.values())
+    _, out, _ = run(kinds=("offload-all",), factor=1.5)
+    summary = json.loads((Path(out.splitlines()[-1]) / "summary.json").read_text())
+    assert summary["contention"] is None and summary["contention_sentence"] == ""
+
+
+def test_time_budget_may_end_before_the_comparison(run):
+    code, out, _ = run("-o", "coordinate=false", "-o", "time_budget=1 us", kinds=("offload-all", "ratio-sweep"))
+    summary = json.loads((Path(out.splitlines()[-1]) / "summary.json").read_text())
+    assert code in (0, 4) and summary["contention"] is None
+    assert summary["contention_sentence"] == "Coordination is off: every GPU plans as if the path were its own."

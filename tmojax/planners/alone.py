@@ -17,6 +17,9 @@ from tmojax.relax.coordinate import together
 from tmojax.relax.decode import NEVER
 from tmojax.simulate import simulate
 
+# Behind the name of a planner: its plan with coordination, next to the one without.
+COORDINATED = "+coordinated"
+
 
 def alone_problem(problem: Problem, device: int) -> Problem:
     """What `device` sees when it plans alone: its program, its memory and its path without other users.

@@ -25,7 +25,7 @@ from tmojax.report.table import (
     shortfall_table,
     without_plan,
 )
-from tmojax.report.verdict import describe_coordination, headroom_sentence, per_gpu, verdict
+from tmojax.report.verdict import contention_sentence, describe_coordination, headroom_sentence, per_gpu, verdict
 from tmojax.report.wording import counted, percent
 from tmojax.units import format_bytes, format_seconds
 
@@ -58,6 +58,7 @@ def report_html(report: RunReport, figures: Mapping[str, str]) -> str:
         best=best.planner if best is not None else "",
         verdict=verdict(report),
         headroom=headroom_sentence(report),
+        contention=contention_sentence(report),
         tiles=_tiles(report),
         shortfall=shortfall_table(report),
         planners=planner_table(report),

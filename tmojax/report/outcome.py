@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -38,7 +38,9 @@ class Outcome:
     (`tmojax.arena`); empty without a valid plan.
 
     `bound_s`: proven lower bound of the step time for the actions that this planner may use (0: unknown). `baseline`:
-    the one that others are compared with. `heuristic`: counts for the coordination headroom.
+    the one that others are compared with. `heuristic`: counts for the coordination headroom. `uncoordinated`: every GPU
+    planned as if the path were its own. `comparison`: planned only to say what coordination is worth; never the plan of
+    the run.
     """
 
     result: PlanResult
@@ -49,6 +51,8 @@ class Outcome:
     baseline: bool = False
     heuristic: bool = False
     arena_bytes: Mapping[str, int] = field(default_factory=dict)
+    uncoordinated: bool = False
+    comparison: bool = False
 
     @property
     def planner(self) -> str:
@@ -81,6 +85,24 @@ class Outcome:
         return self.step_s / self.bound_s - 1 if self.bound_s > 0 and math.isfinite(self.step_s) else None
 
 
+@dataclass(frozen=True, eq=False)
+class Contention:
+    """What contention costs where nobody coordinates: the fastest plan without coordination, and the fastest of all."""
+
+    without: Outcome
+    coordinated: Outcome
+
+    @property
+    def avoided_s(self) -> float:
+        """Seconds of a step that coordination saves."""
+        return self.without.step_s - self.coordinated.step_s
+
+    @property
+    def avoided_share(self) -> float:
+        """The same as a share of the step without coordination."""
+        return self.avoided_s / self.without.step_s if self.without.step_s > 0 else 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Shortfall:
     """Why nothing fits. `memory`, `bytes_over` and `where` of the least demanding plan that was found; `largest`: the
@@ -101,7 +123,8 @@ class RunReport:
 
     `unlimited_s`: step time with memory for everything (inf: unknown). `footprint_bytes`: per device, what keeping
     everything takes. `problem_hash` names the problem in plan files. `interrupted`: planners were stopped before they
-    had finished. `notes`: what was decided on the way to the problem.
+    had finished. `coordinate`: False where GPUs were to plan alone. `notes`: what was decided on the way to the
+    problem.
     """
 
     problem: Problem
@@ -114,12 +137,22 @@ class RunReport:
     interrupted: bool = False
     provenance: Mapping[str, object] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    coordinate: bool = True
 
     @property
     def best(self) -> Outcome | None:
         """The fastest valid plan, the earlier one of two equally fast ones; None without any."""
-        valid = [outcome for outcome in self.outcomes if math.isfinite(outcome.step_s)]
-        return min(valid, key=lambda outcome: outcome.step_s, default=None)
+        return _fastest(o for o in self.outcomes if not o.comparison)
+
+    @property
+    def contention(self) -> Contention | None:
+        """None with one GPU, without a plan in which nobody coordinates, and without one in which somebody may."""
+        without = _fastest(o for o in self.outcomes if o.uncoordinated)
+        able = [o for o in self.outcomes if not o.uncoordinated and math.isfinite(o.step_s)]
+        fastest = _fastest(self.outcomes)
+        if self.problem.workload.device_count == 1 or without is None or fastest is None or not able:
+            return None
+        return Contention(without, fastest)
 
     @property
     def baseline(self) -> Outcome | None:
@@ -127,8 +160,7 @@ class RunReport:
 
     @property
     def best_heuristic(self) -> Outcome | None:
-        valid = [o for o in self.outcomes if o.heuristic and math.isfinite(o.step_s)]
-        return min(valid, key=lambda outcome: outcome.step_s, default=None)
+        return _fastest(o for o in self.outcomes if o.heuristic and not o.comparison)
 
     @property
     def headroom(self) -> float | None:
@@ -143,6 +175,12 @@ class RunReport:
     @property
     def failed(self) -> tuple[Outcome, ...]:
         return tuple(outcome for outcome in self.outcomes if outcome.status is Status.FAILED)
+
+
+def _fastest(outcomes: Iterable[Outcome]) -> Outcome | None:
+    """The fastest valid plan, the earlier one of two equally fast ones; None without any."""
+    valid = [outcome for outcome in outcomes if math.isfinite(outcome.step_s)]
+    return min(valid, key=lambda outcome: outcome.step_s, default=None)
 
 
 def device_capacities(problem: Problem) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from tmojax.report.outcome import Outcome, RunReport, device_capacities
-from tmojax.report.verdict import headroom_sentence, verdict
+from tmojax.report.verdict import contention_sentence, headroom_sentence, verdict
 
 SUMMARY_SCHEMA = "tmojax-summary-1"
 
@@ -25,6 +25,9 @@ def summary(report: RunReport) -> dict[str, Any]:
         "verdict": verdict(report),
         "headroom": report.headroom,
         "headroom_sentence": headroom_sentence(report),
+        "coordinate": report.coordinate,
+        "contention": _contention(report),
+        "contention_sentence": contention_sentence(report),
         "interrupted": report.interrupted,
         "best": best.planner if best else None,
         "baseline": baseline.planner if baseline else None,
@@ -51,6 +54,8 @@ def _planner(report: RunReport, outcome: Outcome) -> dict[str, Any]:
         "valid": outcome.valid,
         "baseline": outcome.baseline,
         "heuristic": outcome.heuristic,
+        "uncoordinated": outcome.uncoordinated,
+        "comparison": outcome.comparison,
         "step_s": _finite(outcome.step_s),
         "bound_s": outcome.bound_s or None,
         "gap": outcome.gap,
@@ -68,6 +73,20 @@ def _planner(report: RunReport, outcome: Outcome) -> dict[str, Any]:
         "message": result.message,
         "details": json_values(result.details),
     }  # fmt: skip
+
+
+def _contention(report: RunReport) -> dict[str, Any] | None:
+    found = report.contention
+    if found is None:
+        return None
+    return {
+        "uncoordinated_planner": found.without.planner,
+        "uncoordinated_step_s": found.without.step_s,
+        "coordinated_planner": found.coordinated.planner,
+        "coordinated_step_s": found.coordinated.step_s,
+        "avoided_s": found.avoided_s,
+        "avoided_share": found.avoided_share,
+    }
 
 
 def _shortfall(report: RunReport) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ from tmojax.problem.machine import MemoryKind
 from tmojax.report.decisions import read_decisions
 from tmojax.report.memory_use import BYTE_KINDS, peak_by_kind
 from tmojax.report.outcome import Outcome, RunReport, moved_bytes
-from tmojax.report.verdict import headroom_sentence, short_reasons, verdict
+from tmojax.report.verdict import contention_sentence, headroom_sentence, short_reasons, verdict
 from tmojax.report.wording import percent, ranges
 from tmojax.units import format_bytes, format_seconds
 
@@ -200,8 +200,8 @@ def shortfall_table(report: RunReport) -> Table | None:
 
 
 def print_report(report: RunReport, stream: TextIO) -> None:
-    """Headroom, verdict and tables on a stream: rich on a terminal, aligned plain text otherwise."""
-    sentences = [text for text in (headroom_sentence(report), verdict(report)) if text]
+    """Headroom, verdict, contention and tables on a stream: rich on a terminal, aligned plain text otherwise."""
+    sentences = [text for text in (headroom_sentence(report), verdict(report), contention_sentence(report)) if text]
     tables = [planner_table(report), memory_table(report), decision_table(report, 16), shortfall_table(report)]
     reasons = without_plan(report)
     if not stream.isatty():

@@ -37,6 +37,25 @@ def headroom_sentence(report: RunReport) -> str:
     return text + ("; there is next to nothing to gain." if headroom < SMALL_HEADROOM else ".")
 
 
+def contention_sentence(report: RunReport) -> str:
+    """What coordination saves against planning each GPU alone; empty where no such plans can be compared."""
+    found = report.contention
+    off = "" if report.coordinate else "Coordination is off: every GPU plans as if the path were its own. "
+    if found is None:
+        return off.strip()
+    if found.avoided_s <= 0:
+        return (
+            f"{off}Contention cost avoided by coordination: none; no plan is faster than that of "
+            f"{found.without.planner}, {format_seconds(found.without.step_s)} a step without coordination."
+        )
+    return (
+        f"{off}Contention cost avoided by coordination: {format_seconds(found.avoided_s)} a step "
+        f"({percent(found.avoided_share)}): {format_seconds(found.without.step_s)} where every GPU plans as if the "
+        f"path were its own ({found.without.planner}), {format_seconds(found.coordinated.step_s)} with "
+        f"{found.coordinated.planner}."
+    )
+
+
 def verdict(report: RunReport) -> str:
     """One sentence: whether it fits, what it costs against unlimited memory, and what is done for it."""
     best = report.best
