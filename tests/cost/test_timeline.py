@@ -11,6 +11,10 @@ from periodic_cases import one_tensor_problem, transformer_problem, views_of
 
 from tmojax.cost import Timing, demand, relax_problem, run_step
 from tmojax.cost.timeline import _drain
+from tmojax.importers.machine_build import load_machine
+from tmojax.importers.synthetic import SyntheticTransformer, synthetic_transformer
+from tmojax.problem import Action, Problem
+from tmojax.problem.step_view import view_step
 from tmojax.relax.decisions import Choice, DeviceDecision
 from tmojax.relax.descent import limit_weights, objective, penalise
 from tmojax.relax.optimise import initial_variables, read_point
@@ -169,3 +173,18 @@ def test_gradients_match_finite_differences():
             numeric = (moved(1e-6) - moved(-1e-6)) / 2e-6
             exact = float(jnp.vdot(getattr(gradient, name), direction))
             assert float(numeric) == pytest.approx(exact, rel=2e-4, abs=1e-7), name
+
+
+def test_equal_gpus_on_different_sockets_use_their_own_links():
+    """A workbench has one view for all equal GPUs; links and hosts are those of each GPU all the same."""
+    workload = synthetic_transformer(SyntheticTransformer(layers=1), 4, 2)
+    machine = load_machine("dual-socket-v100x4")
+    problem = Problem("two sockets", workload, machine, frozenset({Action.OFFLOAD})).with_device_capacity(10**9)
+    model = relax_problem(problem, [view_step(problem, 0)] * 4)
+    uses = np.array(model.link_use).any(axis=2).tolist()
+    users = dict(zip(model.link_names, uses, strict=True))
+    left, right = [True, True, False, False], [False, False, True, True]
+    assert users == {
+        "switch0.to_host": left, "switch0.from_host": left, "switch1.to_host": right, "switch1.from_host": right,
+    }  # fmt: skip
+    assert np.array(model.host_use).tolist() == [[1, 1, 0, 0], [0, 0, 1, 1]]

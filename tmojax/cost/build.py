@@ -23,7 +23,7 @@ MOST_SLOTS = 160
 def relax_problem(
     problem: Problem, views: Sequence[StepView], *, most_slots: int = MOST_SLOTS, dtype=jnp.float32
 ) -> PeriodicModel:
-    """Build the model of a problem; `views[g]` is the step of device g.
+    """Build the model of a problem; `views[g]`: the step of device g, or of one that runs the same in as much memory.
 
     `most_slots`: fluid slots of one micro-batch. With one micro-batch per step the model does not wrap around. Raises
     InputError for a device without slots or when there are no views.
@@ -165,7 +165,7 @@ def _host_paths(
     use = np.zeros((len(machine.links), len(views), 2))
     lane = np.zeros((len(views), 2))
     for g, view in enumerate(views):
-        device = machine.devices[view.device]
+        device = machine.devices[g]
         movable = view.size_bytes[view.may_offload & (view.size_bytes > 0)]
         mean_bytes = float((movable.astype(float) ** 2).sum() / movable.sum()) if len(movable) else 1.0
         ways = ((device.memory, device.host_memory), (device.host_memory, device.memory))
@@ -183,7 +183,7 @@ def _host_paths(
 def _host_memory(problem: Problem, views: Sequence[StepView]) -> tuple[np.ndarray, np.ndarray]:
     """(GB left beside the inputs [host], host_use [host, gpu]) of the memories that the GPUs offload to."""
     machine, workload = problem.machine, problem.workload
-    hosts = sorted({machine.devices[view.device].host_memory for view in views})
+    hosts = sorted({machine.devices[g].host_memory for g in range(len(views))})
     use = np.zeros((len(hosts), len(views)))
     left = np.zeros(len(hosts))
     for h, host in enumerate(hosts):
@@ -191,7 +191,7 @@ def _host_memory(problem: Problem, views: Sequence[StepView]) -> tuple[np.ndarra
         limit = memory.capacity_bytes - memory.reserve_bytes
         left[h] = min(limit, memory.pinned_limit_bytes) if memory.pinned_limit_bytes >= 0 else limit
     for g, view in enumerate(views):
-        h = hosts.index(machine.devices[view.device].host_memory)
+        h = hosts.index(machine.devices[g].host_memory)
         use[h, g] = 1
         program = workload.program(view.device)
         for tensor in program.inputs:
