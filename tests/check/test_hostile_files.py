@@ -147,9 +147,11 @@ PROBLEM = BOTH | {
 }
 TOO_MANY = {
     "instances beside any op": edited(
-        lambda content: content["workload"].update(micro_batches=100_000)
-        or content["workload"]["programs"].__setitem__(
-            0, content["workload"]["programs"][0] | {"ops": [], "tensors": _tensors(1000)}
+        lambda content: (
+            content["workload"].update(micro_batches=100_000)
+            or content["workload"]["programs"].__setitem__(
+                0, content["workload"]["programs"][0] | {"ops": [], "tensors": _tensors(1000)}
+            )
         )
     ),
     "devices and memories": edited(lambda content: _grown(content["machine"], 2100)),

@@ -287,3 +287,18 @@ def test_a_block_of_a_power_of_two_is_not_rounded():
     workload = Workload("powers", (replace(LAYER, tensors=tensors),), (0,), 1, "synthetic")
     box = machine(1, pinned_power_of_two=True)
     assert checked(replace(SWAP, problem=problem(workload, box))).peak_bytes["host"] == 128 + 2048 + 1
+
+
+def test_a_sum_beyond_64_bits_is_no_room():
+    """Workspace that is held adds up to more than all tensors: here to 20 times 2^60, and 2^63 - 1 bytes are there."""
+    program = Program(
+        "held", (Tensor("a", 1, TensorKind.ACTIVATION),),
+        (Op("f", Phase.FORWARD, 1.0, writes=(0,), workspace_bytes=2**60),),
+    )  # fmt: skip
+    workload = Workload("held", (program,), (0,), 1, "synthetic")
+    runs = [f"r{n}: compute f" for n in range(20)]
+    text = [*runs, *(f"retire r{n}" for n in range(20)), "release a gpu0"]
+    plan = Plan(problem(workload, machine(1, capacity_bytes=2**63 - 1)), (lines("\n".join(text)),), ({},))
+    report = check(plan.problem, plan.schedule())
+    assert {violation.rule for violation in report.violations} == {Rule.CAPACITY}
+    assert report.peak_bytes["gpu0"] == 20 * 2**60 + 20  # `a`, and 19 times room for it in scratch

@@ -102,6 +102,8 @@ def _walk(kinds, ops, batches, tensors, sources, targets, afters, retired, seque
                 used[own] += scratch
                 log_position[entries], log_item[entries], log_bytes[entries] = index, -1 - index, scratch
                 entries += 1
+            if used[own] < 0:  # beyond 64 bits: workspace that is held may add up to more than all tensors
+                return -1
             if allocates and used[own] > peak[own]:
                 peak[own], peak_position[own] = used[own], index
             if retired[index]:
@@ -122,6 +124,8 @@ def _walk(kinds, ops, batches, tensors, sources, targets, afters, retired, seque
                     log_position[entries], log_item[entries] = index, instance
                     log_bytes[entries] = sizes[tensor, target]
                     entries += 1
+                if used[target] < 0:
+                    return -1
                 if used[target] > peak[target]:
                     peak[target], peak_position[target] = used[target], index
             content[instance, target] = version
