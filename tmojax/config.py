@@ -32,6 +32,8 @@ from tmojax.importers.machine_toml import (
     resolve_presets,
 )
 from tmojax.importers.model_zoo import ModelWorkload, import_model
+from tmojax.importers.pipeline import pipeline_workload
+from tmojax.importers.pipeline_order import ORDERS as PIPELINE_ORDERS
 from tmojax.importers.synthetic import SyntheticTransformer, synthetic_transformer
 from tmojax.planners.alone import COORDINATED
 from tmojax.planners.base import Planner
@@ -40,6 +42,7 @@ from tmojax.problem import (
     Action,
     Machine,
     Problem,
+    Workload,
     keep_all_footprint_bytes,
     largest_op_bytes,
     validate_problem,
@@ -90,6 +93,18 @@ class Capacity(Strict):
         return self
 
 
+class Pipeline(Strict):
+    """The layers of the workload are divided over the GPUs instead of the batch. `order`: "1f1b" or "gpipe"."""
+
+    order: str = "1f1b"
+
+    @model_validator(mode="after")
+    def _known_order(self) -> Pipeline:
+        if self.order not in PIPELINE_ORDERS:
+            raise ValueError(f"order {self.order!r} is unknown; choose one of {', '.join(PIPELINE_ORDERS)}")
+        return self
+
+
 class Output(Strict):
     """Times are reported under `jitter_samples` random changes of all durations by up to +-`jitter`."""
 
@@ -106,6 +121,7 @@ class RunFile(Strict):
     capacity: Capacity | None = None
     actions: list[str] | None = None
     micro_batches: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    pipeline: Pipeline | None = None
     planners: Annotated[list[dict[str, Any]], Field(min_length=1)]
     coordinate: bool = True
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
@@ -132,6 +148,7 @@ class RunConfig:
     capacity: Capacity | None
     actions: frozenset[Action] | None
     micro_batches: int | None
+    pipeline: Pipeline | None
     planners: tuple[Planner, ...]
     coordinate: bool
     seed: int
@@ -230,6 +247,8 @@ def parse_config(document: dict[str, Any], folder: Path, default_name: str) -> R
         for name in ("machine", "actions", "micro_batches"):
             if getattr(file, name) is None:
                 mistakes.append(f"{name}: is missing; only a workload of kind 'file' brings its own")
+    if file.pipeline is not None:
+        mistakes += _pipeline_mistakes(workload, machine)
     path = _file_named(workload)
     if path is not None and not (folder / path[1]).is_file():
         mistakes.append(f"workload.{path[0]}: there is no file {folder / path[1]}")
@@ -259,6 +278,8 @@ def parse_config(document: dict[str, Any], folder: Path, default_name: str) -> R
     resolved |= {
         key: document[key] for key in ("micro_batches", "actions", "capacity", "time_budget") if key in document
     }
+    if file.pipeline is not None:
+        resolved["pipeline"] = file.pipeline.model_dump()
     resolved["workload"] = _table(file.workload["kind"], workload)
     if machine_document is not None:
         resolved["machine"] = machine_document
@@ -272,12 +293,26 @@ def parse_config(document: dict[str, Any], folder: Path, default_name: str) -> R
         capacity=file.capacity,
         actions=None if actions is None else frozenset(actions),
         micro_batches=file.micro_batches,
+        pipeline=file.pipeline,
         planners=tuple(planners),
         coordinate=file.coordinate,
         seed=file.seed,
         time_budget_s=file.time_budget,
         output=file.output,
     )
+
+
+def _pipeline_mistakes(workload: AnyWorkload | None, machine: Machine | None) -> list[str]:
+    if isinstance(workload, FileWorkload):
+        return ["pipeline: a problem file says itself what each GPU runs; leave pipeline out"]
+    if machine is None:
+        return []
+    if len(machine.devices) < 2:
+        return ["pipeline: needs at least two GPUs; the machine has one"]
+    models = sorted({device.model for device in machine.devices})
+    if isinstance(workload, ModelWorkload | G10Workload) and not workload.gpu and len(models) > 1:
+        return [f"pipeline: stages are timed for one GPU model and the machine has {models}; set workload.gpu"]
+    return []
 
 
 def _file_named(workload: AnyWorkload | None) -> tuple[str, str] | None:
@@ -361,17 +396,12 @@ def build_problem(config: RunConfig) -> BuiltProblem:
         problem = replace(problem, **changes)
     else:
         assert config.machine is not None and config.actions is not None and config.micro_batches is not None
-        gpus = len(config.machine.devices)
-        if isinstance(config.workload, SyntheticTransformer):
-            workload = synthetic_transformer(config.workload, gpus, config.micro_batches)
-        elif isinstance(config.workload, G10Workload):
-            models = tuple(device.model for device in config.machine.devices)
-            workload = g10_workload(config.workload, models, config.micro_batches, config.folder)
-        elif isinstance(config.workload, HarmonyWorkload):
-            workload = harmony_workload(config.workload, gpus, config.micro_batches, config.folder)
+        if config.pipeline is None:
+            workload, notes = _workload(config, config.machine, config.micro_batches)
         else:
-            workload, report = import_model(config.workload, config.machine, config.micro_batches)
-            notes += report
+            one = replace(config.machine, devices=config.machine.devices[:1])
+            workload, notes = _workload(config, one, config.micro_batches)
+            workload = pipeline_workload(workload, len(config.machine.devices), config.pipeline.order)
         problem = Problem(config.name, workload, config.machine, config.actions)
     check_size(problem.workload)
     validate_problem(problem)
@@ -380,6 +410,19 @@ def build_problem(config: RunConfig) -> BuiltProblem:
         capacity_bytes = _capacity_bytes(config.capacity, problem, max(footprint), notes)
         problem = problem.with_device_capacity(capacity_bytes)
     return BuiltProblem(problem, footprint, tuple(notes))
+
+
+def _workload(config: RunConfig, machine: Machine, micro_batches: int) -> tuple[Workload, list[str]]:
+    """The data-parallel step on all GPUs of `machine`, and notes for the report."""
+    if isinstance(config.workload, SyntheticTransformer):
+        return synthetic_transformer(config.workload, len(machine.devices), micro_batches), []
+    if isinstance(config.workload, G10Workload):
+        models = tuple(device.model for device in machine.devices)
+        return g10_workload(config.workload, models, micro_batches, config.folder), []
+    if isinstance(config.workload, HarmonyWorkload):
+        return harmony_workload(config.workload, len(machine.devices), micro_batches, config.folder), []
+    assert isinstance(config.workload, ModelWorkload)
+    return import_model(config.workload, machine, micro_batches)
 
 
 def _capacity_bytes(capacity: Capacity, problem: Problem, footprint_bytes: int, notes: list[str]) -> int:

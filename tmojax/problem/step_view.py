@@ -95,7 +95,7 @@ def view_step(problem: Problem, device: int) -> StepView:
         if spec.lifetime is not Lifetime.MICRO_BATCH or producer == -1 or used_by_step[tensor] or spec.alias_group:
             continue
         slots = uses[tensor]
-        if program.ops[producer].phase is Phase.FORWARD:
+        if slot_of[producer] < forward_end:
             before = [slot for slot in slots if slot < forward_end]
             after = slots[len(before) :]
             candidates.append(tensor)
@@ -113,7 +113,7 @@ def view_step(problem: Problem, device: int) -> StepView:
                 needed.append(True)
 
     index_of = {tensor: index for index, tensor in enumerate(candidates)}
-    forward = [program.ops[program.producer[t]].phase is Phase.FORWARD for t in candidates]
+    forward = [slot_of[program.producer[t]] < forward_end for t in candidates]
     recompute_inputs = tuple(
         tuple(
             index_of[u] for u in dict.fromkeys(program.ops[program.producer[t]].reads) if u in index_of and is_forward
