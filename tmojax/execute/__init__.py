@@ -1,6 +1,9 @@
 """Schedules that run: a traced step on real arrays, as a plan says (docs/run-a-plan.md)."""
 
 from tmojax.execute.compiled_step import CompiledStep
+from tmojax.execute.jitted_names import NamedPlan, named_modules, planner_for
+from tmojax.execute.jitted_scans import named_scan_inputs, scan_in_segments
+from tmojax.execute.jitted_step import JittedStep, jitted_step
 from tmojax.execute.measured import (
     MeasuredTimes,
     compare,
@@ -12,11 +15,18 @@ from tmojax.execute.planned_step import PlannedStep, StepResult
 
 __all__ = [
     "CompiledStep",
+    "JittedStep",
     "MeasuredTimes",
+    "NamedPlan",
     "PlannedStep",
     "StepResult",
     "compare",
     "comparison_text",
+    "jitted_step",
+    "named_modules",
+    "named_scan_inputs",
+    "planner_for",
+    "scan_in_segments",
     "with_measured_durations",
     "write_measured_trace",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tmojax.planners.base import Planner
+from tmojax.planners.by_name import ByName
 from tmojax.planners.checkmate import Checkmate, CheckmateRounding
 from tmojax.planners.cp_sat import CpSat
 from tmojax.planners.exhaustive import Exhaustive
@@ -42,4 +43,5 @@ PLANNERS: dict[str, type[Planner]] = {
     "improve": Improve,
     "gradient": Gradient,
     "exhaustive": Exhaustive,
+    "by-name": ByName,
 }

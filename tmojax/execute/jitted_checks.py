@@ -1,0 +1,172 @@
+"""Whether JAX does what a plan says: a policy that is ignored gives no error, only memory that is not there.
+
+Three looks, each at a later stage: names and bytes in the jaxpr (always), placements in the lowering for CUDA (always,
+no GPU needed), and the compiled program (`jitted_gpu`, where a compiler for GPUs is installed).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+import tmojax.jax_setup  # noqa: F401
+from tmojax.errors import InputError
+from tmojax.execute.jitted_names import NameAction, NamedPlan
+from tmojax.execute.jitted_scans import ScanEquation, inner_jaxprs, names_of
+
+NO_LATENCY_HIDING = "--xla_gpu_enable_latency_hiding_scheduler=false"
+PLATFORMS = ("cpu", "gpu")
+_FUNCTION = re.compile(r"func\.func (?:public |private )?@([\w.$-]+)")
+_CALL = re.compile(r"\bcall @([\w.$-]+)")
+_PLACEMENT = re.compile(r'@annotate_device_placement\(.*_xla_buffer_placement = "(\w+)"')
+
+
+@dataclass(frozen=True)
+class Move:
+    """One `device_put` of a jaxpr to another memory: bytes of all its executions, how many, and if in a scan."""
+
+    to_host: bool
+    size_bytes: int
+    times: int
+    in_scan: bool
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What was found, per micro-batch and device. `moves`: `device_put` equations to the host; the lowering has as many
+    placements on the host and on the device. `required_flags`: XLA flags without which a GPU compiler would void it.
+    """
+
+    names: int
+    planned_host_bytes: int
+    jaxpr_host_bytes: int
+    moves: int
+    placements_on_host: int
+    placements_on_device: int
+    scanned: bool
+    required_flags: tuple[str, ...]
+
+    def lines(self) -> list[str]:
+        """The verification as lines of text."""
+        text = [
+            f"{self.names} names, each in the step and listed once",
+            f"bytes to the host: {self.planned_host_bytes} planned, {self.jaxpr_host_bytes} in the jaxpr",
+            f"lowered for CUDA: {self.moves} tensors, {self.placements_on_host} placements on the host and "
+            f"{self.placements_on_device} on the device",
+        ]
+        return text + [f"on a GPU it needs XLA_FLAGS={flag}" for flag in self.required_flags]
+
+
+def moves_of(jaxpr: Any, times: int = 1, in_scan: bool = False) -> Iterator[Move]:
+    """Every `device_put` between memories in a jaxpr and all inside it; the turns of scans are counted."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "device_put":
+            for atom, target in zip(equation.invars, equation.params["devices"], strict=True):
+                if isinstance(target, jax.memory.Space):
+                    size = math.prod(atom.aval.shape) * atom.aval.dtype.itemsize
+                    yield Move(target is jax.memory.Space.Host, size * times, times, in_scan)
+        is_scan = equation.primitive.name == "scan"
+        turns = times * ScanEquation(equation).params["length"] if is_scan else times
+        for inner in inner_jaxprs(equation):
+            yield from moves_of(inner, turns, in_scan or is_scan)
+
+
+def placements(text: str) -> dict[str, int]:
+    """Placement annotations in a lowered module by memory; functions count as often as they are called."""
+    bodies: dict[str, list[str]] = {}
+    current = ""
+    for line in text.splitlines():
+        found = _FUNCTION.search(line)
+        if found:
+            current = found.group(1)
+        bodies.setdefault(current, []).append(line)
+
+    counted: dict[str, dict[str, int]] = {}
+
+    def count(function: str) -> dict[str, int]:
+        if function not in counted:
+            total: dict[str, int] = {}
+            for line in bodies.get(function, ()):
+                for memory in _PLACEMENT.findall(line):
+                    total[memory] = total.get(memory, 0) + 1
+                for called in _CALL.findall(line):
+                    for memory, number in count(called).items():
+                        total[memory] = total.get(memory, 0) + number
+            counted[function] = total
+        return counted[function]
+
+    return count("main")
+
+
+def verify(loss: Callable[[Any, Any], jax.Array], params: Any, batch: Any, plan: NamedPlan) -> Verification:
+    """Check a loss that carries out `plan`; `params`, `batch`: arrays or shapes of one micro-batch of one device.
+
+    Raises InputError for a name that the loss does not have, for bytes to the host that are not those of the plan, and
+    for tensors without exactly one placement on the host and one on the device.
+    """
+    listed = [*plan.names(NameAction.SAVE), *plan.names(NameAction.OFFLOAD)]
+    require_names(loss, params, batch, listed)
+    gradient = jax.value_and_grad(loss)
+    traced = jax.jit(gradient).trace(params, batch)
+    out = [move for move in moves_of(traced.jaxpr.jaxpr) if move.to_host]
+    moved = sum(move.size_bytes for move in out)
+    if moved != plan.host_bytes:
+        raise InputError(
+            f"plan: it sends {plan.host_bytes} bytes per micro-batch to the host, and the jaxpr {moved}; an offloaded "
+            f"name is not needed by backward, or is needed under another name: offloaded are "
+            f"{', '.join(plan.names(NameAction.OFFLOAD)) or 'none'}"
+        )
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    found = placements(text)
+    on_host, on_device = found.get("pinned_host", 0), found.get("device", 0)
+    if on_host != len(out) or on_device != len(out):
+        raise InputError(
+            f"lowering for CUDA: {len(out)} tensors are offloaded, and there are {on_host} placements on the host and "
+            f"{on_device} on the device, where each tensor needs one of both; the plan would not be carried out"
+        )
+    loose = any(not move.in_scan for move in out)
+    return Verification(
+        names=len(listed),
+        planned_host_bytes=plan.host_bytes,
+        jaxpr_host_bytes=moved,
+        moves=len(out),
+        placements_on_host=on_host,
+        placements_on_device=on_device,
+        scanned=bool(out) and not loose,
+        required_flags=(NO_LATENCY_HIDING,) if loose else (),
+    )
+
+
+def require_names(loss: Callable[[Any, Any], jax.Array], params: Any, batch: Any, listed: list[str]) -> None:
+    """Raises InputError for names that are not in the loss (JAX ignores them in silence) or are listed twice."""
+    present = names_of(jax.make_jaxpr(loss)(params, batch).jaxpr)
+    for name in listed:
+        if name not in present:
+            raise InputError(
+                f"name {name!r}: the loss has no checkpoint_name of that spelling, and JAX would ignore it in silence; "
+                f"it has {', '.join(sorted(present)) or 'none'}"
+            )
+        if listed.count(name) > 1:
+            raise InputError(f"name {name!r}: is listed {listed.count(name)} times; list every name once")
+
+
+def require_effective(verification: Verification, platform: str, xla_flags: str) -> None:
+    """Raises InputError for a plan that the compiler of `platform` would void, and for an unknown platform.
+
+    XLA's latency-hiding scheduler moves offloads that stand outside of scans next to the prefetches, so that nothing
+    leaves in between.
+    """
+    if platform not in PLATFORMS:
+        raise InputError(f"platform: {platform!r} is unknown; choose one of {', '.join(PLATFORMS)}")
+    missing = [flag for flag in verification.required_flags if flag not in xla_flags.split()]
+    if platform == "gpu" and missing:
+        raise InputError(
+            f"plan: it offloads outside of a scan, and XLA's latency-hiding scheduler would move those copies next to "
+            f"their prefetches, so that no memory is saved; set XLA_FLAGS={missing[0]} before the first use of JAX "
+            f"(copies then do not overlap), scan over the layers, or use the explicit form (explicit_chain)"
+        )

@@ -1,0 +1,105 @@
+"""A plan inside one jitted training step: a `jax.checkpoint` policy, checked before it is handed out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import tmojax.jax_setup  # noqa: F401
+from tmojax.execute.jitted_checks import Verification, require_effective, verify
+from tmojax.execute.jitted_names import NamedPlan, named_plan, reach_of
+from tmojax.execute.jitted_scans import Body, Loss, ScanEquation, names_of, with_bodies
+from tmojax.importers.jax_importer import ImportedStep
+from tmojax.problem import Problem, Schedule
+from tmojax.problem.io import PlanFile
+
+
+@dataclass(frozen=True, eq=False)
+class JittedStep:
+    """A training step with a plan inside: `step(params, state, batch) -> (params, state, loss)`.
+
+    `params` and `state` are donated. With K > 1 micro-batches every leaf of `batch` has a leading axis of length K;
+    gradients are averaged over it. `loss`: the loss under the plan, to be used in a step of one's own. `plan`: the
+    decisions. `verification`: what was checked.
+    """
+
+    loss: Loss
+    plan: NamedPlan
+    verification: Verification
+    step: Callable[..., Any]
+
+    def __call__(self, params: Any, state: Any, batch: Any) -> tuple[Any, Any, jax.Array]:
+        return self.step(params, state, batch)
+
+
+def planned_loss(loss: Loss, plan: NamedPlan, scanned: bool) -> Loss:
+    """`loss` under the policy of a plan: around the bodies of its named scans, or around the whole of it."""
+    policy = plan.policy()
+    if not scanned:
+        return jax.checkpoint(loss, policy=policy)
+
+    def change(scan: ScanEquation, number: int, body: Body) -> Body:
+        # A scan is a barrier by itself, so there is no common subexpression to prevent.
+        return jax.checkpoint(body, policy=policy, prevent_cse=False) if names_of(scan.jaxpr) else body
+
+    return with_bodies(loss, change)
+
+
+def jitted_step(
+    loss: Loss,
+    params: Any,
+    batch: Any,
+    optimizer: optax.GradientTransformation,
+    imported: ImportedStep,
+    problem: Problem,
+    plan: PlanFile | Schedule,
+    *,
+    platform: str | None = None,
+    xla_flags: str | None = None,
+    axis_name: str | None = None,
+) -> JittedStep:
+    """A step function from a loss and a plan that is equal on all devices.
+
+    `loss`, `params`, `batch` and `optimizer` as they were given to `import_train_step`, which made `imported`; arrays
+    or shapes. `platform`: "cpu" or "gpu", where the step will run (default: where JAX runs); `xla_flags` as in the
+    environment there. `axis_name`: gradients and loss are averaged over that axis of a `shard_map` around `step`.
+    Raises InputError for a plan of another step or problem, one that a policy cannot express (`named_plan`), one that
+    JAX does not carry out (`verify`), and one that the compiler would void (`require_effective`).
+    """
+    decided = named_plan(imported, reach := reach_of(loss, params, batch, imported), problem, plan)
+    under_plan = planned_loss(loss, decided, reach.scanned)
+    verification = verify(under_plan, params, batch, decided)
+    flags = os.environ.get("XLA_FLAGS", "") if xla_flags is None else xla_flags
+    require_effective(verification, platform or jax.default_backend(), flags)
+    step = _step(under_plan, optimizer, decided.micro_batches, axis_name)
+    return JittedStep(under_plan, decided, verification, step if axis_name else jax.jit(step, donate_argnums=(0, 1)))
+
+
+def _step(
+    loss: Loss, optimizer: optax.GradientTransformation, micro_batches: int, axis_name: str | None
+) -> Callable[..., Any]:
+    gradient = jax.value_and_grad(loss)
+
+    def accumulated(params: Any, batches: Any) -> tuple[jax.Array, Any]:
+        def add(total: Any, batch: Any) -> tuple[Any, None]:
+            return jax.tree.map(jnp.add, total, gradient(params, batch)), None
+
+        first = jax.tree.map(lambda x: x[0], batches)
+        zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(gradient, params, first))
+        total, _ = jax.lax.scan(add, zero, batches)
+        return jax.tree.map(lambda x: x / jnp.asarray(micro_batches, x.dtype), total)
+
+    def step(params: Any, state: Any, batch: Any) -> tuple[Any, Any, jax.Array]:
+        value, gradients = accumulated(params, batch) if micro_batches > 1 else gradient(params, batch)
+        if axis_name is not None:
+            value, gradients = jax.lax.pmean((value, gradients), axis_name)
+        changes, state = optimizer.update(gradients, state, params)
+        return optax.apply_updates(params, changes), state, value
+
+    return step
