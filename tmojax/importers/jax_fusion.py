@@ -23,7 +23,7 @@ REDUCTIONS = frozenset(
     "reduce_window_max cumsum cumprod cummax cummin cumlogsumexp".split()
 )
 INDEXED = frozenset("gather scatter scatter-add scatter-mul scatter-min scatter-max scatter_add".split())
-PARTIAL_READS = frozenset("slice dynamic_slice gather split".split())
+PARTIAL_READS = frozenset("slice dynamic_slice gather split unstack".split())
 # Functions that a GPU evaluates as a long polynomial; exp, log, sqrt and division are a few instructions.
 EXPENSIVE = frozenset(
     "tanh erf erfc erf_inv pow sin cos tan asin acos atan atan2 sinh cosh asinh acosh atanh lgamma digamma random_bits "
@@ -34,8 +34,8 @@ ELEMENTWISE = EXPENSIVE | frozenset(
     "exp exp2 log logistic sqrt rsqrt integer_pow square one_minus_square is_finite nextafter convert_element_type "
     "population_count clz "
     "bitcast_convert_type reduce_precision broadcast_in_dim iota slice dynamic_slice dynamic_update_slice split "
-    "concatenate pad rev shift_left shift_right_logical shift_right_arithmetic real imag complex conj random_seed "
-    "random_wrap random_unwrap random_fold_in tile".split()
+    "unstack concatenate stack pad shift_left shift_right_logical shift_right_arithmetic real imag complex conj "
+    "random_seed random_wrap random_unwrap random_fold_in tile".split()
 )
 # What an expensive function costs per element, as memory traffic of the same duration (40 FLOPs on an A100). It lies
 # between the values at which XLA keeps the tanh of GELU in bf16 (more than 2) and recomputes it in fp32 (less than 4).
@@ -183,7 +183,9 @@ class _Fuser:
             for out in equation.outputs:
                 leaves[out], expensive[out] = below, costly
                 storage = graph.storages[out]
-                if out in self.materialised or storage.elements <= 1 or not below or len(self.users[out]) < 2:
+                # Pieces of one array may go to different kernels: they count as its users.
+                uses = sum(len(graph.equations[user].outputs) for user in self.users[out])
+                if out in self.materialised or storage.elements <= 1 or not below or uses < 2:
                     continue
                 count = len(roots[out])
                 if count < 2:
@@ -216,12 +218,16 @@ class _Fuser:
         return count
 
     def touched(self, equation: Equation, source: int) -> int:
-        """Bytes of `source` that an equation reads: slices and gathers read only what they return."""
+        """Bytes of `source` that an equation reads: slices and gathers read only what they return.
+
+        Of the pieces of an array these are the materialised ones, or all if none is: then another kernel makes them.
+        """
         storage = self.graph.storages[source]
         if equation.primitive not in PARTIAL_READS or storage.elements == 0:
             return storage.size_bytes
         item = storage.size_bytes // storage.elements
-        returned = sum(self.graph.storages[out].elements for out in equation.outputs) * item
+        pieces = [out for out in equation.outputs if out in self.materialised] or equation.outputs
+        returned = sum(self.graph.storages[out].elements for out in pieces) * item
         return min(storage.size_bytes, returned)
 
     def kernel(self, index: int, writes: list[int]) -> Kernel:

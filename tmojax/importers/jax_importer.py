@@ -32,7 +32,7 @@ from tmojax.problem.workload import Collective, Phase, TensorKind, Workload, val
 
 OPTIMIZER_SCOPE = "optimizer"
 DEFAULT_BUCKET_BYTES = 25_000_000
-_NOT_OPAQUE = ELEMENTWISE | REDUCTIONS | INDEXED | {"sort", "rng_bit_generator"}
+_NOT_OPAQUE = ELEMENTWISE | REDUCTIONS | INDEXED | {"sort", "rng_bit_generator", "select_and_scatter_add"}
 
 
 @dataclass(frozen=True)

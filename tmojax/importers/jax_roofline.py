@@ -24,6 +24,7 @@ COMPUTE_EFFICIENCY = 0.70
 LARGE_COMPUTE_EFFICIENCY = 0.80
 LARGE_DIMENSION = 4096
 MEMORY_EFFICIENCY = 0.85
+TENSOR_CORE_CHANNELS = 8  # fp16 and bf16 tiles are multiples of it
 
 _TABLE = files("tmojax") / "data" / "gpus.csv"
 
@@ -93,7 +94,11 @@ def matmul_dimensions(equation: Equation) -> tuple[int, int, int, int]:
         numbers = equation.params["dimension_numbers"]
         output_features = right[numbers.rhs_spec[0]]
         k = math.prod(right) // output_features
-        return 1, math.prod(equation.output_shape) // output_features, output_features, k
+        places = math.prod(equation.output_shape) // output_features
+        if any(d > 1 for d in equation.params["lhs_dilation"]):
+            # The gradient of a strided convolution: zeros between the elements of the left side are not multiplied.
+            places = min(places, math.prod(left) // left[numbers.lhs_spec[1]])
+        return 1, places, output_features, k
     if equation.primitive == "ragged_dot":
         return 1, left[0], right[-1], left[1]
     (left_contract, _), (left_batch, _) = equation.params["dimension_numbers"]
@@ -104,11 +109,27 @@ def matmul_dimensions(equation: Equation) -> tuple[int, int, int, int]:
     return batch, m, n, k
 
 
+def uses_matrix_units(equation: Equation) -> bool:
+    """Say whether a product can run on tensor cores: not a convolution whose groups have few channels (depthwise)."""
+    if equation.primitive != "conv_general_dilated":
+        return True
+    groups = max(equation.params["feature_group_count"], equation.params["batch_group_count"])
+    features = equation.input_shapes[1][equation.params["dimension_numbers"].rhs_spec[0]]
+    return groups == 1 or features // groups >= TENSOR_CORE_CHANNELS
+
+
 def equation_flops(equation: Equation, graph: Graph) -> int:
-    """Floating-point operations: 2 m n k for products, one per element for everything else that computes."""
+    """Floating-point operations: 2 m n k for products, one per element for everything else that computes.
+
+    Pooling compares or adds the elements of a window for every result, or for every gradient that it passes on.
+    """
     if is_matmul(equation.primitive):
         batch, m, n, k = matmul_dimensions(equation)
         return 2 * batch * m * n * k
+    if equation.primitive.startswith("reduce_window_"):
+        return math.prod(equation.output_shape) * math.prod(equation.params["window_dimensions"])
+    if equation.primitive == "select_and_scatter_add":
+        return math.prod(equation.input_shapes[0]) * math.prod(equation.params["window_dimensions"])
     if equation.primitive.startswith(("reduce_", "cum", "arg")):
         return math.prod(equation.input_shapes[0]) if equation.input_shapes else 0
     if equation.primitive in _MOVES:
@@ -117,19 +138,24 @@ def equation_flops(equation: Equation, graph: Graph) -> int:
 
 
 _MOVES = frozenset(
-    "broadcast_in_dim iota slice dynamic_slice split concatenate pad rev gather convert_element_type select_n".split()
+    "broadcast_in_dim iota slice dynamic_slice split unstack concatenate stack pad gather convert_element_type "
+    "select_n".split()
 )
 
 
 def duration_s(gpu: GpuSpec, matmuls: list[Equation], vector_flops: int, traffic_bytes: int) -> float:
     """Seconds of one kernel group by the roofline, without launch overhead.
 
-    `matmuls` are its matrix products (each at the peak of its operand dtype), `vector_flops` runs at the fp32 rate.
+    `matmuls` are its matrix products, each at the peak of its operand dtype; depthwise convolutions and `vector_flops`
+    run at the fp32 rate.
     Raises InputError if the GPU lacks the dtype of a product.
     """
     compute_s = vector_flops / (COMPUTE_EFFICIENCY * gpu.vector_flops_per_s)
     for equation in matmuls:
         batch, m, n, k = matmul_dimensions(equation)
+        peak = gpu.matmul_peak(equation.input_dtype)
+        if not uses_matrix_units(equation):
+            peak = min(peak, gpu.vector_flops_per_s)
         efficiency = LARGE_COMPUTE_EFFICIENCY if min(m, n, k) >= LARGE_DIMENSION else COMPUTE_EFFICIENCY
-        compute_s += 2 * batch * m * n * k / (efficiency * gpu.matmul_peak(equation.input_dtype))
+        compute_s += 2 * batch * m * n * k / (efficiency * peak)
     return max(compute_s, traffic_bytes / (MEMORY_EFFICIENCY * gpu.memory_bandwidth_bytes_per_s))

@@ -23,9 +23,9 @@ from tmojax.problem.workload import Phase
 # Prefix of `checkpoint_name` labels with which the importer marks gradients; it neither names nor materialises.
 TAG = "tmojax.gradient:"
 
-# Same elements, same bytes: the output is the input's storage.
+# Same elements, same bytes: the output is the input's storage. Convolutions read reversed kernels as they are.
 VIEWS = frozenset(
-    "reshape squeeze expand_dims transpose copy copy_p stop_gradient optimization_barrier sharding_constraint name "
+    "reshape squeeze expand_dims transpose rev copy copy_p stop_gradient optimization_barrier sharding_constraint name "
     "layout_constraint".split()
 )
 # Views when the number of elements stays: also sums over dimensions of size 1, which is how JAX transposes a broadcast.
@@ -250,7 +250,7 @@ class _Flattener:
             else:
                 self.storages[sources[0].storage].given_name = label
         same = all(a.aval.shape == b.aval.shape for a, b in zip(eqn.invars, eqn.outvars, strict=False))
-        if same and eqn.primitive.name != "transpose":
+        if same and eqn.primitive.name not in ("transpose", "rev"):
             return sources[: len(eqn.outvars)]
         return [Seen(sources[0].storage, (*sources[0].views, apply_of(eqn)))]
 

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, Float, Int
 
 import tmojax.jax_setup  # noqa: F401
+from tmojax.models.shapes import Description, check_heads, cross_entropy, parameter_shapes
+from tmojax.models.transformer import PreNormBlock
 
 
 @dataclass(frozen=True)
@@ -26,64 +27,19 @@ class GPT2Size:
     vocabulary: int = 50257
     sequence: int = 1024
 
+    def check(self) -> None:
+        check_heads(self.width, self.heads)
 
-class Attention(nn.Module):
-    """Causal self-attention with the full score matrix."""
-
-    size: GPT2Size
-    dtype: jnp.dtype
-
-    @nn.compact
-    def __call__(self, x: Float[Array, "batch token width"]) -> Float[Array, "batch token width"]:
-        batch, tokens, width = x.shape
-        heads, depth = self.size.heads, width // self.size.heads
-        qkv = nn.Dense(3 * width, dtype=self.dtype, name="qkv")(x)
-        parts = []
-        for index, name in enumerate(("query", "key", "value")):
-            with jax.named_scope(name):
-                part = jax.lax.slice_in_dim(qkv, index * width, (index + 1) * width, axis=-1)
-                parts.append(part.reshape(batch, tokens, heads, depth))
-        query, key, value = parts
-        with jax.named_scope("scores"):
-            scores = jnp.einsum("bqhd,bkhd->bhqk", query, key)
-        with jax.named_scope("probabilities"):
-            scores = scores.astype(jnp.float32) * depth**-0.5
-            causal = jnp.tril(jnp.ones((tokens, tokens), bool))
-            scores = jnp.where(causal, scores, jnp.finfo(jnp.float32).min)
-            probabilities = jax.nn.softmax(scores, axis=-1).astype(self.dtype)
-        with jax.named_scope("context"):
-            context = jnp.einsum("bhqk,bkhd->bqhd", probabilities, value).reshape(batch, tokens, width)
-        return nn.Dense(width, dtype=self.dtype, name="proj")(context)
+    def describe(self, batch: int, dtype: jnp.dtype) -> Description:
+        return next_token(GPT2(self, dtype), batch, self.sequence)
 
 
-class MLP(nn.Module):
-    """Two dense layers with a GELU between them."""
-
-    size: GPT2Size
-    dtype: jnp.dtype
-
-    @nn.compact
-    def __call__(self, x: Float[Array, "batch token width"]) -> Float[Array, "batch token width"]:
-        hidden = nn.Dense(4 * self.size.width, dtype=self.dtype, name="fc")(x)
-        with jax.named_scope("gelu"):
-            hidden = nn.gelu(hidden, approximate=True)
-        return nn.Dense(self.size.width, dtype=self.dtype, name="proj")(hidden)
-
-
-class Block(nn.Module):
-    """Pre-normalised transformer block on a fp32 residual stream."""
-
-    size: GPT2Size
-    dtype: jnp.dtype
-
-    @nn.compact
-    def __call__(self, x: Float[Array, "batch token width"]) -> Float[Array, "batch token width"]:
-        change = Attention(self.size, self.dtype, name="attn")(nn.LayerNorm(dtype=self.dtype, name="ln1")(x))
-        with jax.named_scope("attn.residual"):
-            x = x + change
-        change = MLP(self.size, self.dtype, name="mlp")(nn.LayerNorm(dtype=self.dtype, name="ln2")(x))
-        with jax.named_scope("mlp.residual"):
-            return x + change
+GPT2_SIZES = {
+    "gpt2": GPT2Size(),
+    "gpt2-medium": GPT2Size(layers=24, width=1024, heads=16),
+    "gpt2-large": GPT2Size(layers=36, width=1280, heads=20),
+    "gpt2-xl": GPT2Size(layers=48, width=1600, heads=25),
+}
 
 
 class GPT2(nn.Module):
@@ -94,27 +50,29 @@ class GPT2(nn.Module):
 
     @nn.compact
     def __call__(self, tokens: Int[Array, "batch token"]) -> Float[Array, "batch token vocabulary"]:
-        embed = nn.Embed(self.size.vocabulary, self.size.width, dtype=self.dtype, name="wte")
-        position = self.param("wpe", nn.initializers.normal(0.01), (self.size.sequence, self.size.width))
+        size = self.size
+        embed = nn.Embed(size.vocabulary, size.width, dtype=self.dtype, name="wte")
+        position = self.param("wpe", nn.initializers.normal(0.01), (size.sequence, size.width))
         with jax.named_scope("embedding"):
             x = embed(tokens).astype(jnp.float32) + position[: tokens.shape[1]]
-        for layer in range(self.size.layers):
-            x = Block(self.size, self.dtype, name=f"h{layer}")(x)
+        for layer in range(size.layers):
+            block = PreNormBlock(size.heads, 4 * size.width, self.dtype, causal=True, tanh_gelu=True, name=f"h{layer}")
+            x = block(x)
         x = nn.LayerNorm(dtype=self.dtype, name="lnf")(x)
         with jax.named_scope("logits"):
             return embed.attend(x)
 
 
-def next_token_loss(model: nn.Module):
-    """Return `loss(params, batch)`: mean next-token cross entropy on fp32 logits.
+def next_token(model: nn.Module, batch: int, sequence: int) -> Description:
+    """Mean next-token cross entropy on fp32 logits.
 
     `batch["tokens"]` is int32 of shape [batch, sequence + 1]; positions 0..T-1 predict positions 1..T.
     """
 
     def loss(params, batch):
         tokens = batch["tokens"]
-        logits = jnp.asarray(model.apply({"params": params}, tokens[:, :-1]))
-        with jax.named_scope("loss"):
-            return optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), tokens[:, 1:]).mean()
+        return cross_entropy(jnp.asarray(model.apply({"params": params}, tokens[:, :-1])), tokens[:, 1:])
 
-    return loss
+    inputs = jax.ShapeDtypeStruct((batch, sequence), jnp.int32)
+    tokens = jax.ShapeDtypeStruct((batch, sequence + 1), jnp.int32)
+    return loss, parameter_shapes(model, inputs), {"tokens": tokens}

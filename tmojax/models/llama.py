@@ -12,6 +12,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 import tmojax.jax_setup  # noqa: F401
+from tmojax.errors import InputError
+from tmojax.models.gpt2 import next_token
+from tmojax.models.shapes import Description, check_heads
+from tmojax.models.transformer import attention_context
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,23 @@ class LlamaSize:
     hidden: int = 11008
     vocabulary: int = 32000
     sequence: int = 2048
+
+    def check(self) -> None:
+        check_heads(self.width, self.heads)
+        if self.width // self.heads % 2:
+            raise InputError(
+                f"model.heads: a head is {self.width // self.heads} wide, but rotary positions need an even width; "
+                f"choose another divisor of model.width {self.width}"
+            )
+
+    def describe(self, batch: int, dtype: jnp.dtype) -> Description:
+        return next_token(Llama(self, dtype), batch, self.sequence)
+
+
+LLAMA_SIZES = {
+    "llama-7b": LlamaSize(),
+    "llama-13b": LlamaSize(layers=40, width=5120, heads=40, hidden=13824),
+}
 
 
 def rotate(x: Float[Array, "batch token head depth"]) -> Float[Array, "batch token head depth"]:
@@ -57,13 +78,7 @@ class Attention(nn.Module):
             key = rotate(key)
         with jax.named_scope("scores"):
             scores = jnp.einsum("bqhd,bkhd->bhqk", query, key)
-        with jax.named_scope("probabilities"):
-            scores = scores.astype(jnp.float32) * depth**-0.5
-            causal = jnp.tril(jnp.ones((tokens, tokens), bool))
-            scores = jnp.where(causal, scores, jnp.finfo(jnp.float32).min)
-            probabilities = jax.nn.softmax(scores, axis=-1).astype(self.dtype)
-        with jax.named_scope("context"):
-            context = jnp.einsum("bhqk,bkhd->bqhd", probabilities, value).reshape(batch, tokens, width)
+        context = attention_context(scores, value, causal=True)
         return nn.Dense(width, use_bias=False, dtype=self.dtype, name="out")(context)
 
 
