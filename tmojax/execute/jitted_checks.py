@@ -103,14 +103,19 @@ def placements(text: str) -> dict[str, int]:
     return count("main")
 
 
-def verify(loss: Callable[[Any, Any], jax.Array], params: Any, batch: Any, plan: NamedPlan) -> Verification:
+def verify(
+    loss: Callable[[Any, Any], jax.Array], params: Any, batch: Any, plan: NamedPlan, *, explicit: bool = False
+) -> Verification:
     """Check a loss that carries out `plan`; `params`, `batch`: arrays or shapes of one micro-batch of one device.
+
+    `explicit`: by copies that are written out (`explicit_chain`), where names are gone and copies stay in place.
 
     Raises InputError for a name that the loss does not have, for bytes to the host that are not those of the plan, and
     for tensors without exactly one placement on the host and one on the device.
     """
     listed = [*plan.names(NameAction.SAVE), *plan.names(NameAction.OFFLOAD)]
-    require_names(loss, params, batch, listed)
+    if not explicit:
+        require_names(loss, params, batch, listed)
     gradient = jax.value_and_grad(loss)
     traced = jax.jit(gradient).trace(params, batch)
     out = [move for move in moves_of(traced.jaxpr.jaxpr) if move.to_host]
@@ -129,7 +134,7 @@ def verify(loss: Callable[[Any, Any], jax.Array], params: Any, batch: Any, plan:
             f"lowering for CUDA: {len(out)} tensors are offloaded, and there are {on_host} placements on the host and "
             f"{on_device} on the device, where each tensor needs one of both; the plan would not be carried out"
         )
-    loose = any(not move.in_scan for move in out)
+    loose = not explicit and any(not move.in_scan for move in out)
     return Verification(
         names=len(listed),
         planned_host_bytes=plan.host_bytes,
@@ -137,7 +142,7 @@ def verify(loss: Callable[[Any, Any], jax.Array], params: Any, batch: Any, plan:
         moves=len(out),
         placements_on_host=on_host,
         placements_on_device=on_device,
-        scanned=bool(out) and not loose,
+        scanned=bool(out) and all(move.in_scan for move in out),
         required_flags=(NO_LATENCY_HIDING,) if loose else (),
     )
 

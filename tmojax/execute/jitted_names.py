@@ -111,22 +111,20 @@ def reach_of(loss: Callable[[Any, Any], jax.Array], params: Any, batch: Any, imp
 
     Raises InputError if nothing is named, or if a scan has names in its body and none for what its layers hand on.
     """
-    program = imported.workload.programs[0]
-    named = _tensors_by_name(imported)
     closed = jax.make_jaxpr(loss)(params, batch)
     scans = [scan for scan in scans_of(closed.jaxpr) if names_of(scan.jaxpr)]
     if not scans:
-        kinds = {tensor.name: tensor.kind for tensor in program.tensors}
-        names = {n: ts for n, ts in named.items() if all(kinds[t] is TensorKind.ACTIVATION for t in ts)}
+        names = activations_by_name(imported)
         if not names:
             raise InputError(
                 "step: none of its activations has a name; call jax.ad_checkpoint.checkpoint_name in the model, or "
                 "wrap the loss in named_modules before it is imported"
             )
         return Reach(names, frozenset(), frozenset())
+    named = _tensors_by_name(imported)
     inputs = frozenset(name for scan in scans for name in input_names(scan))
     inside = {name for scan in scans for name in names_of(scan.jaxpr)}
-    kept = _outside_of_scans(imported, {t for name in inputs for t in named.get(name, ())})
+    kept = made_outside(imported, "scan[", {t for name in inputs for t in named.get(name, ())})
     names = {n: tuple(t for t in ts if t not in kept) for n, ts in named.items() if n in inside}
     return Reach({n: ts for n, ts in names.items() if ts}, kept, inputs)
 
@@ -153,20 +151,27 @@ def _tensors_by_name(imported: ImportedStep) -> dict[str, tuple[str, ...]]:
     return {name: tuple(dict.fromkeys(tensors)) for name, tensors in found.items()}
 
 
-def _outside_of_scans(imported: ImportedStep, inputs: set[str]) -> frozenset[str]:
-    """Forward activations that no scan's policy reaches: made outside of scans, or read there, but for `inputs`."""
+def activations_by_name(imported: ImportedStep) -> dict[str, tuple[str, ...]]:
+    """The names that only activations have, with their tensors."""
+    kinds = {tensor.name: tensor.kind for tensor in imported.workload.programs[0].tensors}
+    named = _tensors_by_name(imported)
+    return {n: ts for n, ts in named.items() if all(kinds[t] is TensorKind.ACTIVATION for t in ts)}
+
+
+def made_outside(imported: ImportedStep, scope: str, inputs: set[str]) -> frozenset[str]:
+    """Forward activations made or read outside of scopes that begin with `scope`, but for `inputs`."""
     traced, program = imported.traced, imported.workload.programs[0]
     graph = traced.graph
 
-    def in_scan(storage: int) -> bool:
+    def inside(storage: int) -> bool:
         producer = graph.storages[storage].producer
-        return producer >= 0 and any(part.startswith("scan[") for part in graph.equations[producer].scope)
+        return producer >= 0 and any(part.startswith(scope) for part in graph.equations[producer].scope)
 
-    made_inside = {tensor for storage, tensor in traced.tensor_of.items() if in_scan(storage)}
+    made_inside = {tensor for storage, tensor in traced.tensor_of.items() if inside(storage)}
     read_outside = {
         program.tensors[t].name
         for op in program.ops
-        if op.phase is Phase.FORWARD and not any(in_scan(s) for s in traced.op_writes.get(op.name, ()))
+        if op.phase is Phase.FORWARD and not any(inside(s) for s in traced.op_writes.get(op.name, ()))
         for t in op.reads
     }  # fmt: skip
     forward = {program.tensors[t].name for op in program.ops if op.phase is Phase.FORWARD for t in op.writes}

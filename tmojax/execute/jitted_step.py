@@ -77,13 +77,14 @@ def jitted_step(
     verification = verify(under_plan, params, batch, decided)
     flags = os.environ.get("XLA_FLAGS", "") if xla_flags is None else xla_flags
     require_effective(verification, platform or jax.default_backend(), flags)
-    step = _step(under_plan, optimizer, decided.micro_batches, axis_name)
-    return JittedStep(under_plan, decided, verification, step if axis_name else jax.jit(step, donate_argnums=(0, 1)))
+    step = step_of(under_plan, optimizer, decided.micro_batches, axis_name)
+    return JittedStep(under_plan, decided, verification, step)
 
 
-def _step(
+def step_of(
     loss: Loss, optimizer: optax.GradientTransformation, micro_batches: int, axis_name: str | None
 ) -> Callable[..., Any]:
+    """The training step of a loss, jitted unless it is to stand in a `shard_map` with an axis `axis_name`."""
     gradient = jax.value_and_grad(loss)
 
     def accumulated(params: Any, batches: Any) -> tuple[jax.Array, Any]:
@@ -102,4 +103,4 @@ def _step(
         changes, state = optimizer.update(gradients, state, params)
         return optax.apply_updates(params, changes), state, value
 
-    return step
+    return step if axis_name else jax.jit(step, donate_argnums=(0, 1))
