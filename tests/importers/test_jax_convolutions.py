@@ -133,7 +133,11 @@ def test_stacked_vectors_are_written_once_and_their_gradient_is_read_in_pieces()
         return jnp.stack((x * 2, y * 2), axis=1) @ w
 
     graph = gradients(function, shape(64, 32), shape(64, 32), shape(32, 8))
-    assert "opaque" not in {kernel.kind for kernel in fuse(graph).kernels}
+    kernels = fuse(graph).kernels
+    assert "opaque" not in {kernel.kind for kernel in kernels}
+    # The gradient of x is made of its half of the gradient of the stack.
+    gradient = next(k for k in kernels if k.writes == [graph.results[0]])
+    assert list(gradient.reads.values()) == [64 * 32 * 4]
 
 
 def test_a_sum_whose_pieces_go_to_different_kernels_is_kept():

@@ -11,7 +11,7 @@ from tmojax.importers.jax_importer import import_train_step
 from tmojax.models import build_model
 from tmojax.problem import Lifetime, Phase, TensorKind
 
-ONE_EACH = {"stage1": 1, "stage2": 1, "stage3": 1, "stage4": 1}
+STAGES = ("stage1", "stage2", "stage3", "stage4")
 # What backward need not compute: the gradient of the batch, and of the positions of a Conformer.
 WITHOUT_GRADIENT = {
     "gpt2": 0,
@@ -32,21 +32,27 @@ def imported(name, batch, **options):
     return model, step
 
 
-def depth_one(name):
+def shallow(name):
+    """Options for the least depth, and the number of layers that it has."""
     if name == "dlrm":
-        return {"tables": 4, "rows": 1000}
-    return ONE_EACH if name in ("resnet50", "densenet121", "convnext-tiny") else {"layers": 1}
+        return {"tables": 4, "rows": 1000}, 0
+    if name == "densenet121":
+        return dict.fromkeys(STAGES, 2), 8
+    return (dict.fromkeys(STAGES, 1), 4) if name in ("resnet50", "convnext-tiny") else ({"layers": 1}, 1)
 
 
 def schedulable(program):
-    """For each layer, the activations of at least 64 KiB that are idle between forward and backward."""
+    """For each block, the activations of at least 16 KiB that are idle between forward and backward.
+
+    A block of a DenseNet has several layers. Copies of weights in the compute dtype do not count.
+    """
     backward = {t for op in program.ops if op.phase is Phase.BACKWARD for t in op.reads}
     counts = Counter()
     for op in program.ops:
         for tensor in op.writes:
             spec = program.tensors[tensor]
             if op.phase is Phase.FORWARD and spec.kind is TensorKind.ACTIVATION and tensor in backward:
-                counts[op.layer] += spec.size_bytes >= 2**16
+                counts[op.layer.split("_layer")[0]] += spec.size_bytes >= 2**14 and ".kernel." not in spec.name
     return counts
 
 
@@ -61,7 +67,7 @@ def check(name, model, step, layers):
     blocks = {op.layer for op in program.ops if re.fullmatch(r"h\d+|stage\d+_block\d+|block\d+_layer\d+", op.layer)}
     assert len(blocks) == layers
     counts = schedulable(program)
-    assert all(counts[block] >= 5 for block in blocks)
+    assert all(counts[block.split("_layer")[0]] >= 5 for block in blocks)
     parameters = [t for t in program.tensors if t.kind is TensorKind.WEIGHT]
     made = {t for op in program.ops if op.phase is Phase.BACKWARD for t in op.writes}
     gradients = [program.tensors[t] for t in made if program.tensors[t].kind is TensorKind.GRADIENT]
@@ -75,8 +81,9 @@ QUICK = ("bert-base", "resnet50", "convnext-tiny", "dlrm")
     "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.long) for n in WITHOUT_GRADIENT]
 )
 def test_a_step_costs_three_times_its_forward(name):
-    model, step = imported(name, batch=8, **depth_one(name))
-    check(name, model, step, {"dlrm": 0}.get(name, 4 if "stage1" in depth_one(name) else 1))
+    options, layers = shallow(name)
+    model, step = imported(name, batch=8, **options)
+    check(name, model, step, layers)
 
 
 @pytest.mark.long
@@ -107,6 +114,11 @@ def test_the_tables_of_dlrm_are_most_of_its_step():
     assert sum(t.size_bytes for t in tables) == 4 * 16 * 33_762_577
     grads = [t for t in program.tensors if t.kind is TensorKind.GRADIENT and t.name.startswith("table")]
     assert sum(t.size_bytes for t in grads) == sum(t.size_bytes for t in tables)
-    lookups = [op for op in program.ops if op.name.endswith(".gather") and op.layer.startswith("table")]
-    # 2048 rows of 16 numbers in fp32, their indices, and the result.
-    assert all(op.memory_traffic_bytes < 5 * 2048 * 16 * 4 for op in lookups) and len(lookups) == 26
+    for op in program.ops:
+        if op.layer.startswith("table") and op.phase is Phase.FORWARD:
+            # Rows of 16 numbers in fp32, read and written, and their indices.
+            assert op.memory_traffic_bytes <= 2048 * (2 * 16 * 4 + 26 * 4)
+        elif op.layer.startswith("table") and op.phase is Phase.BACKWARD:
+            # All of the gradient is written; what is added is one vector of each sample.
+            (made,) = op.writes
+            assert op.memory_traffic_bytes <= program.tensors[made].size_bytes + 2048 * (16 * 4 + 26 * 4)

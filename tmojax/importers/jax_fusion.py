@@ -217,42 +217,47 @@ class _Fuser:
             count = max(count, self.graph.storages[equation.inputs[0]].elements)
         return count
 
-    def touched(self, equation: Equation, source: int) -> int:
+    def touched(self, equation: Equation, source: int, needed: set[int] | None = None) -> int:
         """Bytes of `source` that an equation reads: slices and gathers read only what they return.
 
-        Of the pieces of an array these are the materialised ones, or all if none is: then another kernel makes them.
+        With `needed`, only those of its outputs are computed: one piece of a split array.
         """
         storage = self.graph.storages[source]
         if equation.primitive not in PARTIAL_READS or storage.elements == 0:
             return storage.size_bytes
         item = storage.size_bytes // storage.elements
-        pieces = [out for out in equation.outputs if out in self.materialised] or equation.outputs
-        returned = sum(self.graph.storages[out].elements for out in pieces) * item
+        returned = (
+            sum(self.graph.storages[o].elements for o in equation.outputs if needed is None or o in needed) * item
+        )
         return min(storage.size_bytes, returned)
 
     def kernel(self, index: int, writes: list[int]) -> Kernel:
         """Collect the equations that the kernel of one equation computes, down to what it reads."""
         graph = self.graph
         root = graph.equations[index]
-        reads: dict[int, int] = {}
+        needed = set(writes)
         fused = [index]
         seen = {index}
         stack = [index]
-        elements = self.iteration_elements(index)
-        vector = 0
+        visited: list[Equation] = []
         while stack:
-            equation = graph.equations[stack.pop()]
+            visited.append(graph.equations[stack.pop()])
+            for source in visited[-1].inputs:
+                needed.add(source)
+                producer = graph.storages[source].producer
+                inside = source not in self.materialised or source in self.scalars
+                if inside and producer >= 0 and producer not in seen:
+                    seen.add(producer)
+                    fused.append(producer)
+                    stack.append(producer)
+        reads: dict[int, int] = {}
+        for equation in visited:
             for source in equation.inputs:
                 if source in self.materialised and source not in self.scalars:
                     size = graph.storages[source].size_bytes
-                    reads[source] = min(size, reads.get(source, 0) + self.touched(equation, source))
-                elif self.produced(source):
-                    producer = graph.storages[source].producer
-                    if producer not in seen:
-                        seen.add(producer)
-                        fused.append(producer)
-                        stack.append(producer)
-        matmul = 0
+                    reads[source] = min(size, reads.get(source, 0) + self.touched(equation, source, needed))
+        elements = self.iteration_elements(index)
+        matmul = vector = 0
         for position in fused:
             flops = equation_flops(graph.equations[position], graph)
             if self.kinds[position] == "matmul":
