@@ -86,7 +86,7 @@ def test_ordered_commands_move_what_the_oblivious_plan_moves():
     assert ordered.details["selection_from"] == oblivious.planner
     for a, b in zip(oblivious.schedule.lists, ordered.schedule.lists, strict=True):
         assert np.array_equal(a, b)
-    assert ordered.details["policy"] in ("fcfs", "priority")
+    assert ordered.details["policy"] in ("fcfs", "priority", "order")
     assert {policy.kind for policy in ordered.schedule.link_policies} == {
         LinkPolicyKind.FAIR,
         ordered.details["policy"],

@@ -9,6 +9,7 @@ this project's choices, described with each planner. `tmo-milp` builds on the sa
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,13 +24,12 @@ from tmojax.planners.repair import repair
 from tmojax.planners.workbench import Candidate, Workbench
 from tmojax.problem import Action, LinkPolicyKind, Machine, Problem
 from tmojax.problem.step_view import StepView
-from tmojax.relax.coordinate import host_links
+from tmojax.relax.coordinate import Coordination, host_links, together
 from tmojax.relax.decisions import Choice, DeviceDecision, Rest, keep_everything
 from tmojax.relax.decode import DoesNotFit
 
 # One GPU at a time on a shared link (or as many as fill it): in the order of their commands, or in that of the GPUs.
 ONE_AT_A_TIME = (LinkPolicyKind.FCFS, LinkPolicyKind.PRIORITY)
-AT_WILL = (LinkPolicyKind.FAIR,)
 
 
 def contending_groups(machine: Machine) -> list[list[int]]:
@@ -143,6 +143,17 @@ def _least_movers(bench: Workbench, alike: list[int], block_share: float, rest: 
     return high / 8
 
 
+def one_at_a_time(bench: Workbench, decisions: tuple[DeviceDecision, ...]) -> Candidate | DoesNotFit:
+    """The fastest of three orders of the swap commands, all GPUs starting at once: as they come, by number of the GPU,
+    and in turns of a forward or a backward each (`tmojax.relax.turns`)."""
+    at_once = (0.0,) * bench.device_count
+    best = bench.with_policies(decisions, at_once, ONE_AT_A_TIME)
+    turns = bench.evaluate(decisions, Coordination(at_once, LinkPolicyKind.ORDER, (), bench.slots()))
+    if isinstance(best, DoesNotFit) or isinstance(turns, DoesNotFit):
+        return best
+    return turns if turns.step_s < best.step_s else best
+
+
 def _offload_only(problem: Problem) -> Problem:
     return replace(problem, actions=problem.actions & {Action.OFFLOAD})
 
@@ -165,7 +176,11 @@ class _Disjoint(Planner):
     def actions(self, problem: Problem) -> frozenset[Action]:
         return problem.actions & {Action.OFFLOAD}
 
-    def _plan(self, problem: Problem, policies: tuple[LinkPolicyKind, ...]) -> PlanResult:
+    @abstractmethod
+    def _coordinate(self, bench: Workbench, decisions: tuple[DeviceDecision, ...]) -> Candidate | DoesNotFit:
+        """The schedule of the selected decisions."""
+
+    def plan(self, problem: Problem, *, seed: int = 0, seeds: tuple[PlanResult, ...] = ()) -> PlanResult:
         watch = Stopwatch()
         if Action.OFFLOAD not in problem.actions:
             return _not_allowed(self.name, watch)
@@ -182,7 +197,7 @@ class _Disjoint(Planner):
             if key in tried:
                 continue
             tried.add(key)
-            found = bench.with_policies(sets[0], (0.0,) * bench.device_count, policies)
+            found = self._coordinate(bench, sets[0])
             if isinstance(found, DoesNotFit):
                 failure = failure or found
             elif best is None or found.step_s < best[0].step_s:
@@ -192,8 +207,8 @@ class _Disjoint(Planner):
             assert failure is not None
             return does_not_fit(self.name, problem, failure, watch)
         found, details = best
-        return PlanResult(self.name, Status.FEASIBLE, found.schedule, found.step_s, watch.read_s(), candidate=found,
-                          details=details)  # fmt: skip
+        return PlanResult(self.name, Status.FEASIBLE, found.schedule, found.step_s, watch.read_s(),
+                          candidate=found, details=details)  # fmt: skip
 
     def _options(self, bench: Workbench) -> Iterator[tuple[float, Rest, bool]]:
         resting = any(bench.view(device).state_resting.any() for device in range(bench.device_count))
@@ -215,8 +230,8 @@ class TmoDisjoint(_Disjoint):
 
     name: str = "tmo-disjoint"
 
-    def plan(self, problem: Problem, *, seed: int = 0, seeds: tuple[PlanResult, ...] = ()) -> PlanResult:
-        return self._plan(problem, AT_WILL)
+    def _coordinate(self, bench: Workbench, decisions: tuple[DeviceDecision, ...]) -> Candidate | DoesNotFit:
+        return bench.evaluate(decisions, together(bench.problem))
 
 
 @dataclass(frozen=True)
@@ -225,8 +240,8 @@ class Tmo(_Disjoint):
 
     name: str = "tmo"
 
-    def plan(self, problem: Problem, *, seed: int = 0, seeds: tuple[PlanResult, ...] = ()) -> PlanResult:
-        return self._plan(problem, ONE_AT_A_TIME)
+    def _coordinate(self, bench: Workbench, decisions: tuple[DeviceDecision, ...]) -> Candidate | DoesNotFit:
+        return one_at_a_time(bench, decisions)
 
 
 @dataclass(frozen=True)
@@ -235,7 +250,7 @@ class TmoOrdered(IlpPlanner):
 
     The selection is that of `oblivious` (taken over from an earlier one of the run where that may only offload), for a
     GPU that has the path to itself. On every shared link one GPU copies at a time, or as many as fill it, in the
-    order in which the commands come or by the number of the GPU; the faster of both is kept. All GPUs start at once.
+    fastest of three orders (`one_at_a_time`); `details["policy"]` says in which ("order": in turns).
     """
 
     name: str = "tmo-ordered"
@@ -255,7 +270,7 @@ class TmoOrdered(IlpPlanner):
             return replace(selected, planner=self.name, plan_s=watch.read_s())
         bench = Workbench(offload)
         decisions = selected.candidate.decisions
-        found = bench.with_policies(decisions, (0.0,) * bench.device_count, ONE_AT_A_TIME)
+        found = one_at_a_time(bench, decisions)
         if isinstance(found, DoesNotFit):
             return does_not_fit(self.name, problem, found, watch)
         details = dict(selected.details) | {"policy": found.coordination.policy.value}

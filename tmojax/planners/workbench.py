@@ -17,6 +17,7 @@ from tmojax.relax.coordinate import Coordination, assemble, host_links, link_pol
 from tmojax.relax.decisions import DeviceDecision
 from tmojax.relax.decode import NEVER, DeviceList, DoesNotFit, decode
 from tmojax.relax.host_memory import host_limit_bytes, host_peak_bytes
+from tmojax.relax.turns import in_turns
 from tmojax.simulate import Prepared, prepare
 
 
@@ -134,11 +135,13 @@ class Workbench:
         lookahead_runs: tuple[int, ...] = (),
         release_at_once: bool = False,
     ) -> tuple[Schedule, Prepared] | DoesNotFit:
-        """Decode, assemble and lower for the simulator."""
+        """Decode, assemble and lower for the simulator. Policy ORDER means in turns (`tmojax.relax.turns`)."""
         built = self.lists(decisions, lookahead_runs, release_at_once)
         if isinstance(built, DoesNotFit):
             return built
         schedule = assemble(self.problem, built, coordination)
+        if coordination.policy is LinkPolicyKind.ORDER:
+            schedule = in_turns(self.problem, schedule, coordination.slots)
         return schedule, prepare(self.problem, schedule)
 
     def evaluate(
