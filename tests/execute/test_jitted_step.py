@@ -13,7 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from tmojax.check import check
 from tmojax.errors import InputError
-from tmojax.execute.jitted_checks import NO_LATENCY_HIDING, moves_of, placements, require_effective, verify
+from tmojax.execute.jitted_checks import moves_of, placements, require_effective, verify
 from tmojax.execute.jitted_names import NameAction, named_plan, planner_for, reach_of
 from tmojax.execute.jitted_scans import scan_in_segments
 from tmojax.execute.jitted_step import jitted_step, planned_loss
@@ -125,17 +125,35 @@ def test_what_jax_would_ignore_is_an_error():
         verify(loss, jnp.ones((16, 16)), jnp.ones((16, 16)), plan)
 
 
-def test_the_scheduler_that_voids_offloads_is_an_error_on_a_gpu():
-    unrolled, scan = exported("mlp", 0.65, False).verification, exported("scanned", 0.3).verification
-    assert unrolled.required_flags == (NO_LATENCY_HIDING,) and not scan.required_flags
-    assert NO_LATENCY_HIDING in unrolled.lines()[-1]
-    with pytest.raises(InputError, match="set XLA_FLAGS=--xla_gpu_enable_latency_hiding_scheduler=false"):
-        require_effective(unrolled, "gpu", "--xla_gpu_autotune_level=0")
-    require_effective(unrolled, "gpu", f"--xla_gpu_autotune_level=0 {NO_LATENCY_HIDING}")
-    require_effective(unrolled, "cpu", "")
-    require_effective(scan, "gpu", "")
+def per_layer(prevent_cse, layers, policy):
+    """A checkpoint for each layer, as many models have it."""
+
+    def loss(weights, x):
+        for _ in range(layers):
+            x = jax.checkpoint(networks.layer, policy=policy, prevent_cse=prevent_cse)(x, weights)
+        return x.sum()
+
+    return loss
+
+
+def test_forms_that_xla_voids_are_an_error_on_a_gpu():
+    plan = replace(exported("mlp", 0.65, False).plan, actions={"x": NameAction.OFFLOAD}, bytes_of={"x": 2048})
+    weights, x = (jnp.ones((16, 16)), jnp.ones((16, 16))), jnp.ones((16, 16))
+    found = verify(per_layer(True, 2, plan.policy()), weights, x, plan)
+    with pytest.raises(
+        InputError, match=r"would void it: 2 jax\.checkpoints outside of scans.*one jax\.checkpoint with"
+    ):
+        require_effective(found, "gpu")
+    assert "void on a GPU" in found.lines()[-1]
+    require_effective(found, "cpu")
+    found = verify(per_layer(False, 1, plan.policy()), weights, x, replace(plan, bytes_of={"x": 1024}))
+    with pytest.raises(InputError, match=r"prevent_cse=False outside of a scan"):
+        require_effective(found, "gpu")
+    for effective in (exported("mlp", 0.65, False), exported("scanned", 0.3)):
+        assert not effective.verification.void
+        require_effective(effective.verification, "gpu")
     with pytest.raises(InputError, match="platform: 'tpu' is unknown"):
-        require_effective(scan, "tpu", "")
+        require_effective(found, "tpu")
 
 
 def test_plans_that_no_policy_expresses_are_errors():

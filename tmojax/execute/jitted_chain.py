@@ -7,7 +7,6 @@ passes from layer to layer, which the scheduler cannot move across. What lies in
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -209,7 +208,7 @@ def explicit_step(
     assert moved == set(decided.names(NameAction.OFFLOAD))
     loss = loss_of(explicit_chain(block, timing))
     verification = verify(loss, params, batch, decided, explicit=True)
-    require_effective(verification, platform or jax.default_backend(), os.environ.get("XLA_FLAGS", ""))
+    require_effective(verification, platform or jax.default_backend())
     return JittedStep(loss, decided, verification, step_of(loss, optimizer, decided.micro_batches, axis_name)), timing
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -42,7 +41,8 @@ def planned_loss(loss: Loss, plan: NamedPlan, scanned: bool) -> Loss:
     """`loss` under the policy of a plan: around the bodies of its named scans, or around the whole of it."""
     policy = plan.policy()
     if not scanned:
-        return jax.checkpoint(loss, policy=policy)
+        # One checkpoint around all, with its barrier: XLA voids offloads without (`void_reason`).
+        return jax.checkpoint(loss, policy=policy, prevent_cse=True)
 
     def change(scan: ScanEquation, number: int, body: Body) -> Body:
         # A scan is a barrier by itself, so there is no common subexpression to prevent.
@@ -61,22 +61,20 @@ def jitted_step(
     plan: PlanFile | Schedule,
     *,
     platform: str | None = None,
-    xla_flags: str | None = None,
     axis_name: str | None = None,
 ) -> JittedStep:
     """A step function from a loss and a plan that is equal on all devices.
 
     `loss`, `params`, `batch` and `optimizer` as they were given to `import_train_step`, which made `imported`; arrays
-    or shapes. `platform`: "cpu" or "gpu", where the step will run (default: where JAX runs); `xla_flags` as in the
-    environment there. `axis_name`: gradients and loss are averaged over that axis of a `shard_map` around `step`.
+    or shapes. `platform`: "cpu" or "gpu", where the step will run (default: where JAX runs). `axis_name`: gradients and
+    loss are averaged over that axis of a `shard_map` around `step`.
     Raises InputError for a plan of another step or problem, one that a policy cannot express (`named_plan`), one that
     JAX does not carry out (`verify`), and one that the compiler would void (`require_effective`).
     """
     decided = named_plan(imported, reach := reach_of(loss, params, batch, imported), problem, plan)
     under_plan = planned_loss(loss, decided, reach.scanned)
     verification = verify(under_plan, params, batch, decided)
-    flags = os.environ.get("XLA_FLAGS", "") if xla_flags is None else xla_flags
-    require_effective(verification, platform or jax.default_backend(), flags)
+    require_effective(verification, platform or jax.default_backend())
     step = step_of(under_plan, optimizer, decided.micro_batches, axis_name)
     return JittedStep(under_plan, decided, verification, step)
 
