@@ -59,6 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(config: RunConfig, steps: int, measure: bool, out: Path) -> None:
     if not isinstance(config.workload, ModelWorkload):
         raise InputError('workload.kind: only a "model" can be executed; a file or a synthetic workload has no step')
+    if config.pipeline is not None:
+        raise InputError("pipeline: stages cannot be executed yet; leave it out")
     assert config.machine is not None and config.actions is not None and config.micro_batches is not None
     imported = import_traced_model(config.workload, config.machine, config.micro_batches)
     compiled = CompiledStep(imported)
