@@ -200,6 +200,8 @@ def test_plans_of_other_steps_and_wrong_plans_are_errors():
         named_plan(networks.imported("mlp", 2), reach, problem, schedule)
     with pytest.raises(InputError, match=r"plan: it is of problem 000000000000\.\.\."):
         named_plan(step, reach, problem, PlanFile(schedule, "0" * 64, "by-name", "feasible"))
+    with pytest.raises(InputError, match=r"plan: None is no schedule; .*PlanResult\.message"):
+        named_plan(step, reach, problem, None)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="the checker rejects it"):
         named_plan(step, reach, problem.with_device_capacity(1000), schedule)
 

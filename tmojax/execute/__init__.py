@@ -1,6 +1,7 @@
 """Schedules that run: a traced step on real arrays, as a plan says (docs/run-a-plan.md)."""
 
 from tmojax.execute.compiled_step import CompiledStep
+from tmojax.execute.jitted_chain import explicit_step, named_chain, planner_for_chain
 from tmojax.execute.jitted_names import NamedPlan, named_modules, planner_for
 from tmojax.execute.jitted_scans import named_scan_inputs, scan_in_segments
 from tmojax.execute.jitted_step import JittedStep, jitted_step
@@ -22,10 +23,13 @@ __all__ = [
     "StepResult",
     "compare",
     "comparison_text",
+    "explicit_step",
     "jitted_step",
+    "named_chain",
     "named_modules",
     "named_scan_inputs",
     "planner_for",
+    "planner_for_chain",
     "scan_in_segments",
     "with_measured_durations",
     "write_measured_trace",

@@ -206,6 +206,8 @@ def named_plan(imported: ImportedStep, reach: Reach, problem: Problem, plan: Pla
 
 def checked_schedule(imported: ImportedStep, problem: Problem, plan: PlanFile | Schedule) -> Schedule:
     """The schedule of a plan that is valid for `problem`, which is of this step. Raises InputError otherwise."""
+    if not isinstance(plan, (PlanFile, Schedule)):
+        raise InputError(f"plan: {plan!r} is no schedule; a planner that finds none says why in `PlanResult.message`")
     if isinstance(plan, PlanFile) and plan.problem_hash != problem_hash(problem):
         raise InputError(f"plan: it is of problem {plan.problem_hash[:12]}..., not of this one; plan this problem")
     ours, theirs = imported.workload, problem.workload

@@ -1,0 +1,26 @@
+"""The example of a jitted step runs as it is printed, and prints what it shows."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "run-a-plan.md"
+
+
+def between(text, mark):
+    part = text.split(f"<!-- {mark}: begin -->")[1].split(f"<!-- {mark}: end -->")[0]
+    found = re.search(r"^```\w*\n(.*?)^```$", part, re.DOTALL | re.MULTILINE)
+    assert found is not None
+    return found.group(1)
+
+
+@pytest.mark.long
+def test_the_example_runs_and_prints_what_it_shows(tmp_path):
+    text = DOCUMENT.read_text()
+    (tmp_path / "example.py").write_text(between(text, "jitted step"))
+    done = subprocess.run([sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == between(text, "output of the jitted step")
