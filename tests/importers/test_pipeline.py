@@ -117,7 +117,7 @@ def test_sends_stand_in_one_sequence_after_what_makes_them_and_before_what_needs
             if b == a + 1 or rng.random() < 0.3:  # also connections that skip stages
                 sends += [Send(len(sends), a, b, True), Send(len(sends) + 1, b, a, False)]
     lists = stage_orders(order, seconds, sends, micro_batches)
-    names = [[event for event in one if isinstance(event[0], Send)] for one in lists]
+    names = [[(what, k) for what, k in one if isinstance(what, Send)] for one in lists]
     for a in range(stages):
         for b in range(a):
             assert [e for e in names[a] if e in names[b]] == [e for e in names[b] if e in names[a]]
