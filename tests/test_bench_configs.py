@@ -66,7 +66,7 @@ def test_names_say_gpus_micro_batches_and_footprint(suite):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES[::6])  # all of them take several minutes
 def test_the_largest_op_fits(name):
     """Into footprint / factor, unless the instance asks for the least that fits; and no GPU has less than is used."""
     config = load_config(FOLDER / f"{name}.toml", ["capacity.largest_feasible=false"])
