@@ -26,9 +26,13 @@ from tmojax.problem.workload import TensorKind
 # first time and then rounds sums elsewhere; offloading alone changes no bit.
 TOLERANCE = 2e-6
 CASES = [
-    ("mlp", 0.9, True), ("mlp", 0.65, False), ("gpt2", 0.5, True), ("gpt2", 0.5, False), ("scanned", 0.3, True),
+    ("mlp", 0.9, True),
+    ("mlp", 0.65, False),
     ("segments", 0.7, False),
-]  # fmt: skip
+    ("scanned", 0.3, True),
+    pytest.param("gpt2", 0.5, True, marks=pytest.mark.long),
+    pytest.param("gpt2", 0.5, False, marks=pytest.mark.long),
+]
 
 
 @cache
@@ -60,6 +64,7 @@ def test_gradients_and_bytes(name, factor, tie_layers):
     assert found.moves == found.placements_on_host == found.placements_on_device > 0
 
 
+@pytest.mark.long
 def test_names_decide_by_layer_and_by_segment():
     assert set(exported("mlp", 0.65, False).plan.actions.values()) == set(NameAction)
     actions = exported("segments", 0.7, False).plan.actions
