@@ -7,6 +7,9 @@ import pytest
 from planner_cases import cases, transformer
 
 from tmojax.check import check
+from tmojax.planners.gradient import LocalSearch
+from tmojax.planners.local_search import SearchSettings
+from tmojax.planners.registry import PLANNERS
 from tmojax.planners.simple import offload_everything
 from tmojax.planners.workbench import Workbench
 from tmojax.problem import Action, Kind, LinkPolicyKind
@@ -52,3 +55,11 @@ def test_forward_of_one_gpu_before_forward_of_the_next_before_backward_of_the_fi
     changes = 1 + sum(a != b for a, b in pairwise(devices))
     # Activations leave in forward only: two micro-batches of two GPUs are four turns.
     assert changes == 4 and devices[0] == 0
+
+
+def test_searches_start_from_a_plan_in_turns():
+    turns = PLANNERS["tmo-ordered"]().plan(TRANSFORMER)
+    assert turns.details["policy"] == "order"
+    found = LocalSearch(search=SearchSettings(evaluations=30)).plan(TRANSFORMER, seeds=(turns,))
+    assert found.details["start"] == "tmo-ordered" and found.step_s <= turns.step_s
+    assert check(TRANSFORMER, found.schedule).valid
