@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tmojax.bounds.highs import SolverStatus
-from tmojax.ilp.fluid import PathRates, FluidModel
+from tmojax.ilp.fluid import FluidModel, PathRates
 from tmojax.ilp.solver import SolverSettings, solve_milp
 from tmojax.problem.step_view import StepView
 from tmojax.relax.decisions import Choice, DeviceDecision, Rest
