@@ -30,6 +30,18 @@ def test_never_slower_than_its_start(case, seed):
     assert (found is start.candidate) == (sum(log.improvements.values()) == 0)
 
 
+@pytest.mark.parametrize("kind", ["local-search", "gradient"])
+def test_no_slower_than_a_plan_that_is_more_than_decisions(kind):
+    problem = transformer("prototype-4gpu-12.5", factor=1.4)
+    other = LocalSearch(search=SearchSettings(evaluations=60)).plan(problem, seed=3)
+    # As a solver with an order of its own on the link gives it: a schedule, and no decisions to go on from.
+    ordered = replace(other, planner="ordered", candidate=None, step_s=other.step_s * 0.5)
+    found = light(kind).plan(problem, seeds=(ordered,))
+    assert found.schedule is ordered.schedule and found.step_s == ordered.step_s
+    assert "the plan of ordered" in found.message and found.details["start"] == "decisions of ordered"
+    assert found.details["own_step_s"] > ordered.step_s
+
+
 def test_same_seed_same_plan():
     problem = transformer("prototype-4gpu-12.5", factor=1.4)
     search = LocalSearch(search=SearchSettings(evaluations=60))

@@ -10,11 +10,12 @@ and differs only in the gradient: the difference between the two is what the gra
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from tmojax.errors import InputError
+from tmojax.ilp.from_schedule import decision_from_schedule
 from tmojax.planners.base import Planner, PlanResult, Status, Stopwatch
 from tmojax.planners.local_search import SearchSettings, search_from_two
 from tmojax.planners.simple import layer_count, offload_everything, recompute_segments
@@ -53,8 +54,18 @@ def own_starts(bench: Workbench) -> Iterator[tuple[str, tuple[DeviceDecision, ..
 
 
 def find_starts(bench: Workbench, seeds: tuple[PlanResult, ...], most: int = 3) -> list[Start]:
-    """The best distinct plans to start from, fastest first: those of other planners, or else own simple strategies."""
-    found = [Start(s.planner, s.candidate) for s in seeds if s.status.has_plan and s.candidate is not None]
+    """The best distinct plans to start from, fastest first: those of other planners, or else own simple strategies.
+
+    Of a plan that is more than decisions (an order of its own on a link) the decisions are taken, swept anew.
+    """
+    found = []
+    for seed in seeds:
+        if not seed.status.has_plan:
+            continue
+        if seed.candidate is not None:
+            found.append(Start(seed.planner, seed.candidate))
+        elif isinstance(candidate := sweep(bench, _decisions(bench, seed)), Candidate):
+            found.append(Start(f"decisions of {seed.planner}", candidate))
     if not found:
         for name, decisions in own_starts(bench):
             candidate = sweep(bench, decisions)
@@ -66,6 +77,26 @@ def find_starts(bench: Workbench, seeds: tuple[PlanResult, ...], most: int = 3) 
         if not any(_same(start.candidate, other.candidate) for other in distinct):
             distinct.append(start)
     return distinct[:most]
+
+
+def _decisions(bench: Workbench, seed: PlanResult) -> tuple[DeviceDecision, ...]:
+    assert seed.schedule is not None
+    return tuple(
+        decision_from_schedule(bench.problem, bench.view(device), seed.schedule, device)
+        for device in range(bench.device_count)
+    )
+
+
+def _no_slower(found: PlanResult, seeds: tuple[PlanResult, ...]) -> PlanResult:
+    """`found`, or the schedule of a faster seed: a plan that is more than decisions may be out of reach of a search."""
+    best = min((seed for seed in seeds if seed.status.has_plan), key=lambda seed: seed.step_s, default=None)
+    if best is None or best.step_s >= found.step_s:
+        return found
+    return replace(
+        found, status=Status.FEASIBLE, schedule=best.schedule, step_s=best.step_s, candidate=best.candidate,
+        time_limited=best.time_limited, message=f"the plan of {best.planner}, which the search did not reach",
+        details={**found.details, "own_step_s": found.step_s if found.status.has_plan else None},
+    )  # fmt: skip
 
 
 def _same(a: Candidate, b: Candidate) -> bool:
@@ -84,7 +115,8 @@ class LocalSearch(Planner):
         bench = Workbench(problem)
         starts = find_starts(bench, seeds)
         if not starts:
-            return PlanResult(self.name, Status.NOT_FOUND, message="no start fits in memory", plan_s=watch.read_s())
+            none = PlanResult(self.name, Status.NOT_FOUND, message="no start fits in memory", plan_s=watch.read_s())
+            return _no_slower(none, seeds)
         second = starts[1] if len(starts) > 1 else starts[0]
         best, log = search_from_two(bench, starts[0].candidate, second.candidate, self.search, seed)
         details = {
@@ -94,8 +126,9 @@ class LocalSearch(Planner):
             "evaluations": log.evaluations,
             "improvements": log.improvements,
         }
-        return PlanResult(self.name, Status.FEASIBLE, best.schedule, best.step_s, watch.read_s(), candidate=best,
-                          details=details)  # fmt: skip
+        found = PlanResult(self.name, Status.FEASIBLE, best.schedule, best.step_s, watch.read_s(), candidate=best,
+                           details=details)  # fmt: skip
+        return _no_slower(found, seeds)
 
 
 @dataclass(frozen=True)
@@ -138,10 +171,11 @@ class Gradient(Planner):
         rounded_s = watch.read_s()
         entries = [*starts] + ([Start("gradient", gradient_best)] if gradient_best is not None else [])
         if not entries:
-            return PlanResult(
+            none = PlanResult(
                 self.name, Status.NOT_FOUND, plan_s=watch.read_s(), compile_s=solution.compile_s,
                 message="neither a simple strategy nor a rounded relaxation fits in memory",
             )  # fmt: skip
+            return _no_slower(none, seeds)
         entries.sort(key=lambda start: start.candidate.step_s)
         first, second = entries[0].candidate, gradient_best
         if second is None or second is first:
@@ -161,8 +195,9 @@ class Gradient(Planner):
             "rounding_s": rounded_s - relaxed_s,
             "local_search_s": watch.read_s() - rounded_s,
         }
-        return PlanResult(self.name, Status.FEASIBLE, best.schedule, best.step_s, watch.read_s(), solution.compile_s,
-                          candidate=best, details=details)  # fmt: skip
+        found = PlanResult(self.name, Status.FEASIBLE, best.schedule, best.step_s, watch.read_s(), solution.compile_s,
+                           candidate=best, details=details)  # fmt: skip
+        return _no_slower(found, seeds)
 
     def _decode(self, bench: Workbench, rounded) -> Candidate | None:
         """The best of the rounded decisions: all simulated with the phases of the relaxation, the best ones swept."""
