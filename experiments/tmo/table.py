@@ -139,6 +139,8 @@ def draw(rows: list[Row]) -> Figure:
             counts = sorted(count for f, count in found if f == footprint)
             for name, colour in COLOURS.items():
                 points = [(k, 100 * found[footprint, k][name]) for k in counts if name in found[footprint, k]]
+                if not points:  # rows made without the searches
+                    continue
                 style = "--" if name == "bound" else "-"
                 axes.plot(*zip(*points, strict=True), style, color=colour, marker="o", markersize=3, label=name)
             if footprint in PAPER:
