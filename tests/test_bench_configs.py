@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tmojax.config import RunConfig, build_problem, load_config
+from tmojax.build import build_problem
+from tmojax.config import RunConfig, load_config
 from tmojax.importers.g10 import G10Workload
 from tmojax.importers.harmony import HarmonyWorkload
 from tmojax.importers.model_zoo import ModelWorkload

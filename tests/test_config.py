@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tmojax.config import FileWorkload, RunConfig, apply_override, build_problem, load_config, parse_config
+from tmojax.build import build_problem
+from tmojax.config import FileWorkload, RunConfig, apply_override, load_config, parse_config
 from tmojax.errors import InputError
 from tmojax.importers.model_zoo import ModelWorkload
 from tmojax.importers.synthetic import SyntheticTransformer

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tmojax.bounds import bound
-    from tmojax.config import build_problem, load_config
+    from tmojax.build import build_problem
+    from tmojax.config import load_config
     from tmojax.errors import InfeasibleError, InputError
     from tmojax.importers.jax_importer import import_train_step
     from tmojax.importers.machine_build import load_machine
@@ -69,7 +70,7 @@ _HOME = {
     "Workload": "tmojax.problem",
     "bound": "tmojax.bounds",
     "build_model": "tmojax.models",
-    "build_problem": "tmojax.config",
+    "build_problem": "tmojax.build",
     "import_train_step": "tmojax.importers.jax_importer",
     "load_config": "tmojax.config",
     "load_machine": "tmojax.importers.machine_build",

@@ -9,7 +9,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from tmojax.config import RunConfig, build_problem, load_config
+from tmojax.build import build_problem
+from tmojax.config import RunConfig, load_config
 from tmojax.errors import InfeasibleError, TmojaxError
 from tmojax.problem.strict_json import canonical_text
 from tmojax.report.interrupts import Interrupts

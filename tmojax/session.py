@@ -10,8 +10,9 @@ from dataclasses import replace
 
 from tmojax.arena import place
 from tmojax.bounds import BoundReport, BoundStatus, bound
+from tmojax.build import BuiltProblem, build_problem
 from tmojax.check import CheckReport, check
-from tmojax.config import BuiltProblem, FileWorkload, RunConfig, build_problem
+from tmojax.config import FileWorkload, RunConfig
 from tmojax.errors import InfeasibleError, InputError, TmojaxError
 from tmojax.planners.alone import COORDINATED, Alone
 from tmojax.planners.base import Planner, PlanResult, Status, Stopwatch

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tmojax.config import build_problem, load_config
+from tmojax.build import build_problem
+from tmojax.config import load_config
 from tmojax.problem import Problem
 
 ROOT = Path(__file__).parents[2]

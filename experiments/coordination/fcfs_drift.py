@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tmojax.config import build_problem, load_config
+from tmojax.build import build_problem
+from tmojax.config import load_config
 from tmojax.planners.fluid import Oblivious
 from tmojax.planners.simple import offload_everything
 from tmojax.planners.workbench import Workbench

@@ -21,8 +21,9 @@ from rivals import HEURISTICS, MODELS, SEARCHES, Rival, quick
 from table import write_table
 
 from tmojax.bounds import bound
+from tmojax.build import build_problem
 from tmojax.check import check
-from tmojax.config import build_problem, load_config
+from tmojax.config import load_config
 from tmojax.errors import InputError
 from tmojax.planners.base import PlanResult
 from tmojax.problem import Problem

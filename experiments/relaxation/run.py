@@ -19,7 +19,8 @@ from estimate import ESTIMATORS
 from problems import PROBLEMS
 from sample import draw, read_plan
 
-from tmojax.config import RunConfig, build_problem, load_config
+from tmojax.build import build_problem
+from tmojax.config import RunConfig, load_config
 from tmojax.errors import InputError
 from tmojax.planners.gradient import Gradient, LocalSearch
 from tmojax.planners.workbench import Candidate, Workbench

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tmojax.build import build_problem
 from tmojax.check import check
-from tmojax.config import build_problem, load_config
+from tmojax.config import load_config
 from tmojax.errors import InputError
 from tmojax.importers.harmony import HarmonyWorkload, harmony_workload
 from tmojax.importers.machine_build import load_machine

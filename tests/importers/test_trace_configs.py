@@ -2,7 +2,8 @@
 
 import pytest
 
-from tmojax.config import build_problem, load_config
+from tmojax.build import build_problem
+from tmojax.config import load_config
 from tmojax.errors import InputError
 
 RUN = """

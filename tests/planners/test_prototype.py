@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from tmojax.bounds import bound
+from tmojax.build import build_problem
 from tmojax.check import check
-from tmojax.config import build_problem, load_config
+from tmojax.config import load_config
 from tmojax.planners.base import Planner
 from tmojax.planners.fluid import BudgetMilp, LockstepMilp, Oblivious
 from tmojax.planners.ratio import RatioSweep

@@ -17,8 +17,9 @@ import jax
 import numpy as np
 
 import tmojax.jax_setup  # noqa: F401
+from tmojax.build import build_problem
 from tmojax.check import check
-from tmojax.config import FileWorkload, RunConfig, build_problem, load_config
+from tmojax.config import FileWorkload, RunConfig, load_config
 from tmojax.errors import InfeasibleError, InputError, TmojaxError
 from tmojax.execute.compiled_step import CompiledStep
 from tmojax.execute.measured import (
