@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from estimate import ESTIMATORS
 from matplotlib.figure import Figure
-from problems import PROBLEMS
+from problems import ALL_PROBLEMS
 from scipy.stats import spearmanr
 
 from tmojax.problem.strict_json import write_text
@@ -28,7 +28,7 @@ Record = dict[str, Any]
 def load(folder: Path) -> list[Record]:
     """All plans that every estimator has estimated, with their problem's name and best time."""
     records: list[Record] = []
-    for name in PROBLEMS:
+    for name in ALL_PROBLEMS:
         paths = {e: folder / "estimates" / f"{name}-{e}.json" for e in ESTIMATORS}
         if not all(path.exists() for path in paths.values()):
             continue
@@ -74,7 +74,7 @@ def correlation_table(records: list[Record]) -> list[str]:
     ]
     for kind, words in KINDS.items():
         chosen = [r for r in records if r["kind"] == kind]
-        groups = [(name, [r for r in chosen if r["problem"] == name]) for name in PROBLEMS]
+        groups = [(name, [r for r in chosen if r["problem"] == name]) for name in ALL_PROBLEMS]
         for name, group in [*groups, ("**all**", chosen)]:
             if not group:
                 continue
@@ -95,7 +95,7 @@ def verdict(records: list[Record]) -> list[str]:
     for kind, target in TARGETS.items():
         chosen = [r for r in records if r["kind"] == kind]
         found = rank_correlation(chosen, "relaxed")
-        own = [rank_correlation([r for r in chosen if r["problem"] == name], "relaxed") for name in PROBLEMS]
+        own = [rank_correlation([r for r in chosen if r["problem"] == name], "relaxed") for name in ALL_PROBLEMS]
         own = [value for value in own if np.isfinite(value)]
         within = f"; inside one problem {min(own):.3f} to {max(own):.3f}, mean {np.mean(own):.3f}" if own else ""
         lines.append(
@@ -189,8 +189,10 @@ def draw_scatter(records: list[Record]) -> Figure:
                 axes.set_yscale("log")
                 axes.set_xlim(0.95, high)
             axes.plot((low, high), (low, high), color=GREY, linewidth=0.8)
-            for name, colour in zip(PROBLEMS, DEVICE_COLOUR, strict=False):
+            for name, colour in zip(ALL_PROBLEMS, DEVICE_COLOUR, strict=False):
                 own = [r for r in chosen if r["problem"] == name]
+                if not own:
+                    continue
                 exact = [r["step_s"] / r["best_s"] for r in own]
                 axes.scatter(exact, [r["estimates"]["relaxed"] / r["best_s"] for r in own], s=12, color=colour,
                              alpha=0.8, linewidths=0, label=name)  # fmt: skip

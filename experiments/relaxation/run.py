@@ -16,7 +16,7 @@ from typing import Any
 
 from compare import write_comparison
 from estimate import ESTIMATORS
-from problems import PROBLEMS
+from problems import ALL_PROBLEMS, PROBLEMS
 from sample import draw, read_plan
 
 from tmojax.build import build_problem
@@ -36,9 +36,9 @@ CONFIG = HERE.parents[1] / "configs" / "runs" / "coordination.toml"
 
 def main() -> int:
     arguments = _arguments()
-    unknown = set(arguments.problem) - set(PROBLEMS)
+    unknown = set(arguments.problem) - set(ALL_PROBLEMS)
     if unknown:
-        names = ", ".join(PROBLEMS)
+        names = ", ".join(ALL_PROBLEMS)
         print(f"--problem: there is no {', '.join(sorted(unknown))}; choose from {names}", file=sys.stderr)
         return 2
     for folder in ("plans", "estimates"):
@@ -49,7 +49,7 @@ def main() -> int:
         if sampled.exists() and all(path.exists() for path in wanted.values()):
             print(f"{name}: done before", file=sys.stderr)
             continue
-        config = load_config(CONFIG, (*PROBLEMS[name], *arguments.override))
+        config = load_config(CONFIG, (*ALL_PROBLEMS[name], *arguments.override))
         problem = build_problem(config).problem
         if not sampled.exists():
             _write(sampled, sample(name, config, problem, arguments.plans))
