@@ -7,6 +7,7 @@ nothing, an equal share of every link at every moment, or the bytes that all of 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,6 @@ from tmojax.ilp.fluid import PathRates, solve_fluid
 from tmojax.ilp.from_schedule import decision_from_schedule
 from tmojax.planners.base import PlanResult
 from tmojax.planners.ilp import SelectingPlanner
-from tmojax.planners.repair import repair
 from tmojax.planners.sweep import POLICIES, even_starts, sweep
 from tmojax.planners.workbench import Candidate, Workbench
 from tmojax.problem import Action, LinkPolicyKind, Problem
@@ -73,41 +73,30 @@ class _FluidPlanner(SelectingPlanner):
     def _limits(self, problem: Problem, device: int) -> dict[str, Any]:
         """What the model knows of the links: the arguments rates, budget, budget_taken_bytes of `solve_fluid`."""
 
-    def _select(self, bench: Workbench, seeds: tuple[PlanResult, ...]):
-        """One solve for all devices that are equal in what they run, in memory and in what the model knows of their
-        links."""
-        actions = bench.problem.actions
-        chosen: list[DeviceDecision] = []
-        solved: dict[tuple, DeviceDecision] = {}
-        details: dict[str, Any] = {"solves": []}
+    def _links(self, problem: Problem, device: int) -> Hashable:
+        return tuple(self._limits(problem, device).items())
+
+    def _solve(self, bench: Workbench, device: int, links: Any, seeds: tuple[PlanResult, ...]):
+        actions, origin = bench.problem.actions, self._origin(seeds)
+        solution = solve_fluid(
+            bench.view(device),
+            capacity_bytes=bench.problem.capacity_bytes(device),
+            allow_offload=Action.OFFLOAD in actions,
+            allow_recompute=Action.RECOMPUTE in actions,
+            settings=self.solver_settings,
+            start=None if origin is None else _start(bench, origin, device),
+            **dict(links),
+        )
+        return solution.decision, solution.figures
+
+    def _origin(self, seeds: tuple[PlanResult, ...]) -> PlanResult | None:
         known = [result for result in seeds if result.schedule is not None] if self.warm_start else []
-        origin = min(known, key=lambda result: result.step_s, default=None)
-        if origin is not None:
-            details["warm_start_from"] = origin.planner
-        for device, first in enumerate(bench.device_class):
-            limits = self._limits(bench.problem, device)
-            key = (first, *limits.values())
-            if key in solved:
-                chosen.append(solved[key])
-                continue
-            solution = solve_fluid(
-                bench.view(device),
-                capacity_bytes=bench.problem.capacity_bytes(device),
-                allow_offload=Action.OFFLOAD in actions,
-                allow_recompute=Action.RECOMPUTE in actions,
-                settings=self.solver_settings,
-                start=None if origin is None else _start(bench, origin, device),
-                **limits,
-            )
-            details["solves"].append(solution.figures)
-            if solution.decision is None:
-                return None, details
-            fitted = repair(bench, device, solution.decision)
-            if isinstance(fitted, DoesNotFit):
-                return fitted, details
-            solved[key] = fitted
-            chosen.append(fitted)
-        return tuple(chosen), details
+        return min(known, key=lambda result: result.step_s, default=None)
+
+    def _select(self, bench: Workbench, seeds: tuple[PlanResult, ...]):
+        decisions, details = super()._select(bench, seeds)
+        origin = self._origin(seeds)
+        return decisions, details if origin is None else {**details, "warm_start_from": origin.planner}
 
 
 def _start(bench: Workbench, origin: PlanResult, device: int) -> DeviceDecision:

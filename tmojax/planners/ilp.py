@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from tmojax.bounds.highs import SolverStatus
 from tmojax.ilp.solver import SolverSettings
 from tmojax.planners.base import Planner, PlanResult, Status, Stopwatch, does_not_fit
+from tmojax.planners.repair import repair
 from tmojax.planners.workbench import Candidate, Workbench
 from tmojax.problem import Problem
 from tmojax.relax.decisions import DeviceDecision
@@ -64,13 +66,41 @@ class IlpPlanner(Planner):
 
 @dataclass(frozen=True)
 class SelectingPlanner(IlpPlanner):
-    """A model selects what every device does with its tensors; then the devices are coordinated."""
+    """A model of one device selects what it does with its tensors; then the devices are coordinated."""
 
     @abstractmethod
+    def _links(self, problem: Problem, device: int) -> Hashable:
+        """What the model knows of the links of a device."""
+
+    @abstractmethod
+    def _solve(
+        self, bench: Workbench, device: int, links: Any, seeds: tuple[PlanResult, ...]
+    ) -> tuple[DeviceDecision | DoesNotFit | None, dict[str, Any] | None]:
+        """(what it selects, None without a solution, or why nothing fits; figures of the solve if there was one)."""
+
     def _select(
         self, bench: Workbench, seeds: tuple[PlanResult, ...]
     ) -> tuple[tuple[DeviceDecision, ...] | DoesNotFit | None, dict[str, Any]]:
-        """(decisions of all devices, None without a solution, or why they do not fit; details with "solves")."""
+        """(decisions of all devices, None without a solution, or why they do not fit; details with "solves").
+
+        One solve for all devices that are equal in what they run, in memory and in what the model knows of their links.
+        """
+        solved: dict[Hashable, DeviceDecision] = {}
+        details: dict[str, Any] = {"solves": []}
+        chosen: list[DeviceDecision] = []
+        for device, first in enumerate(bench.device_class):
+            links = self._links(bench.problem, device)
+            if (first, links) not in solved:
+                found, figures = self._solve(bench, device, links, seeds)
+                if figures is not None:
+                    details["solves"].append(figures)
+                if isinstance(found, DeviceDecision):
+                    found = repair(bench, device, found)
+                if not isinstance(found, DeviceDecision):
+                    return found, details
+                solved[first, links] = found
+            chosen.append(solved[first, links])
+        return tuple(chosen), details
 
     @abstractmethod
     def _coordinate(self, bench: Workbench, decisions: tuple[DeviceDecision, ...]) -> Candidate | DoesNotFit:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from tmojax.errors import InputError
+from tmojax.ilp.fluid import PathRates
 from tmojax.ilp.offmate import solve_steps
 from tmojax.ilp.outer_lp_layers import layers_of
 from tmojax.ilp.solver import solve_figures
@@ -14,7 +14,6 @@ from tmojax.planners.fluid import path_rates
 from tmojax.planners.ilp import SelectingPlanner
 from tmojax.planners.outer_lp import least_memory
 from tmojax.planners.poet import RATES
-from tmojax.planners.repair import repair
 from tmojax.planners.sweep import sweep
 from tmojax.planners.workbench import Candidate, Workbench
 from tmojax.problem import Action, Problem
@@ -42,39 +41,26 @@ class OffMate(SelectingPlanner):
     def actions(self, problem: Problem) -> frozenset[Action]:
         return problem.actions & {Action.OFFLOAD, Action.RECOMPUTE}
 
-    def _select(self, bench: Workbench, seeds: tuple[PlanResult, ...]):
-        problem = bench.problem
-        chosen: list[DeviceDecision] = []
-        solved: dict[tuple, DeviceDecision] = {}
-        details: dict[str, Any] = {"solves": []}
-        for device, first in enumerate(bench.device_class):
-            view, rates = bench.view(device), path_rates(problem, device, shared=self.rates == "equal-share")
-            key = (first, rates)
-            if key not in solved:
-                over = least_memory(problem, view, device, state_stays=Action.OFFLOAD not in problem.actions)
-                if over is not None:
-                    return over, details
-                watch = Stopwatch()
-                layers = layers_of(problem, view)
-                found = solve_steps(
-                    problem, view, layers, problem.capacity_bytes(device), rates, self.solver_settings,
-                    allow_offload=Action.OFFLOAD in problem.actions,
-                    allow_recompute=Action.RECOMPUTE in problem.actions,
-                )  # fmt: skip
-                build_s = max(0.0, watch.read_s() - found.answer.solve_s)
-                figures = solve_figures(found.answer, self.solver_settings, unit_s=found.unit_s, build_s=build_s)
-                details["solves"].append({
-                    **figures, "layers": layers.count, "steps": found.steps,
-                    "offloaded_bytes": float(found.offloaded.sum()), "resting_bytes": found.resting_bytes,
-                })  # fmt: skip
-                if found.decision is None:
-                    return None, details
-                fitted = repair(bench, device, found.decision)
-                if isinstance(fitted, DoesNotFit):
-                    return fitted, details
-                solved[key] = fitted
-            chosen.append(solved[key])
-        return tuple(chosen), details
+    def _links(self, problem: Problem, device: int) -> PathRates:
+        return path_rates(problem, device, shared=self.rates == "equal-share")
+
+    def _solve(self, bench: Workbench, device: int, links: PathRates, seeds: tuple[PlanResult, ...]):
+        problem, view = bench.problem, bench.view(device)
+        over = least_memory(problem, view, device, state_stays=Action.OFFLOAD not in problem.actions)
+        if over is not None:
+            return over, None
+        watch = Stopwatch()
+        layers = layers_of(problem, view)
+        found = solve_steps(
+            problem, view, layers, problem.capacity_bytes(device), links, self.solver_settings,
+            allow_offload=Action.OFFLOAD in problem.actions, allow_recompute=Action.RECOMPUTE in problem.actions,
+        )  # fmt: skip
+        build_s = max(0.0, watch.read_s() - found.answer.solve_s)
+        figures = solve_figures(found.answer, self.solver_settings, unit_s=found.unit_s, build_s=build_s)
+        return found.decision, {
+            **figures, "layers": layers.count, "steps": found.steps,
+            "offloaded_bytes": float(found.offloaded.sum()), "resting_bytes": found.resting_bytes,
+        }  # fmt: skip
 
     def _coordinate(self, bench: Workbench, decisions: tuple[DeviceDecision, ...]) -> Candidate | DoesNotFit:
         return sweep(bench, decisions)

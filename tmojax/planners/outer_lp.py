@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from tmojax.errors import InputError
 from tmojax.ilp.fluid import PathRates
@@ -14,7 +13,6 @@ from tmojax.planners.base import PlanResult, Stopwatch
 from tmojax.planners.fluid import path_rates
 from tmojax.planners.ilp import SelectingPlanner
 from tmojax.planners.poet import host_share_bytes
-from tmojax.planners.repair import repair
 from tmojax.planners.sweep import sweep
 from tmojax.planners.workbench import Candidate, Workbench
 from tmojax.problem import Action, Problem
@@ -72,47 +70,32 @@ class OuterLp(SelectingPlanner):
     def actions(self, problem: Problem) -> frozenset[Action]:
         return problem.actions & {Action.OFFLOAD, Action.RECOMPUTE}
 
-    def _select(self, bench: Workbench, seeds: tuple[PlanResult, ...]):
-        problem = bench.problem
-        chosen: list[DeviceDecision] = []
-        solved: dict[tuple, DeviceDecision] = {}
-        details: dict[str, Any] = {"solves": []}
-        for device, first in enumerate(bench.device_class):
-            view, rates = bench.view(device), layer_rates(problem, device, self.rates)
-            key = (first, rates)
-            if key not in solved:
-                over = least_memory(problem, view, device, state_stays=True)
-                if over is not None:
-                    return over, details
-                watch = Stopwatch()
-                layers = layers_of(problem, view)
-                found = solve_outer(
-                    view, layers, problem.capacity_bytes(device), rates, host_share_bytes(problem, device),
-                    offload_price=self.offload_price, allow_offload=Action.OFFLOAD in problem.actions,
-                    allow_recompute=Action.RECOMPUTE in problem.actions, time_limit_s=self.time_limit_s,
-                    threads=self.threads,
-                )  # fmt: skip
-                count = view.micro_batches
-                has = len(found.keep) > 0
-                details["solves"].append({
-                    "claimed_step_s": view.compute_s + count * found.added_s if has else None,
-                    "model_bound_s": view.compute_s + count * found.bound_s if has else None,
-                    "model_gap": 0.0 if has else None,
-                    "status": found.status.value, "rows": found.rows, "columns": found.columns, "integer_columns": 0,
-                    "build_s": max(0.0, watch.read_s() - found.solve_s), "solve_s": found.solve_s,
-                    "first_incumbent_s": None, "time_limit_s": self.time_limit_s, "gap_limit": self.gap,
-                    "threads": self.threads, "solver": self.solver_settings.version(), "layers": layers.count,
-                    "keep": found.keep.tolist(), "recompute": found.recompute.tolist(),
-                    "offload": found.offload.tolist(),
-                })  # fmt: skip
-                if not has:
-                    return None, details
-                fitted = repair(bench, device, round_fractions(view, layers, found))
-                if isinstance(fitted, DoesNotFit):
-                    return fitted, details
-                solved[key] = fitted
-            chosen.append(solved[key])
-        return tuple(chosen), details
+    def _links(self, problem: Problem, device: int) -> PathRates:
+        return layer_rates(problem, device, self.rates)
+
+    def _solve(self, bench: Workbench, device: int, links: PathRates, seeds: tuple[PlanResult, ...]):
+        problem, view = bench.problem, bench.view(device)
+        over = least_memory(problem, view, device, state_stays=True)
+        if over is not None:
+            return over, None
+        watch = Stopwatch()
+        layers = layers_of(problem, view)
+        found = solve_outer(
+            view, layers, problem.capacity_bytes(device), links, host_share_bytes(problem, device),
+            offload_price=self.offload_price, allow_offload=Action.OFFLOAD in problem.actions,
+            allow_recompute=Action.RECOMPUTE in problem.actions, time_limit_s=self.time_limit_s, threads=self.threads,
+        )  # fmt: skip
+        count, has = view.micro_batches, len(found.keep) > 0
+        return round_fractions(view, layers, found) if has else None, {
+            "claimed_step_s": view.compute_s + count * found.added_s if has else None,
+            "model_bound_s": view.compute_s + count * found.bound_s if has else None,
+            "model_gap": 0.0 if has else None,
+            "status": found.status.value, "rows": found.rows, "columns": found.columns, "integer_columns": 0,
+            "build_s": max(0.0, watch.read_s() - found.solve_s), "solve_s": found.solve_s,
+            "first_incumbent_s": None, "time_limit_s": self.time_limit_s, "gap_limit": self.gap,
+            "threads": self.threads, "solver": self.solver_settings.version(), "layers": layers.count,
+            "keep": found.keep.tolist(), "recompute": found.recompute.tolist(), "offload": found.offload.tolist(),
+        }  # fmt: skip
 
     def _coordinate(self, bench: Workbench, decisions: tuple[DeviceDecision, ...]) -> Candidate | DoesNotFit:
         return sweep(bench, decisions)
