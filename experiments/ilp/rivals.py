@@ -44,7 +44,7 @@ _MODELS = (
     Rival("budget-milp", "budget-milp"),
     Rival("budget-milp, warm", "budget-milp", {"warm_start": True}),
     Rival("cp-sat", "cp-sat"),
-    Rival("improve", "improve"),
+    Rival("improve", "improve", {"iterations": 100_000}),  # the time limit ends it
     Rival("tmo-milp", "tmo-milp"),
     Rival("tmo-milp, not disjoint", "tmo-milp", {"disjoint": False}),
     Rival("time-indexed-milp", "time-indexed-milp"),

@@ -37,8 +37,8 @@ class Improve(Planner):
     """of: the planner whose schedule is improved (empty: the fastest of the run).
 
     iterations: sub-models. free: gaps (idle intervals) that a sub-model may decide. sub_limit: of a sub-model, in
-    CP-SAT's deterministic time. time_limit_s: wall clock after which no further sub-model is begun (0: none); only then
-    the plan can depend on the machine. ticks, most_items: as of `cp-sat`.
+    CP-SAT's deterministic time. time_limit_s: wall clock that ends the search and the sub-model at work (0: none); only
+    then the plan can depend on the machine. ticks, most_items: as of `cp-sat`.
     """
 
     name: str = "improve"
@@ -132,7 +132,8 @@ class Improve(Planner):
             if not part:
                 weight[kind] = max(0.2, weight[kind] * 0.7)
                 continue
-            settings = CpSettings(SUB_WALL_S, 0.0, self.sub_limit, 1, iteration)
+            left_s = self.time_limit_s - watch.read_s() if self.time_limit_s else SUB_WALL_S
+            settings = CpSettings(min(SUB_WALL_S, max(0.01, left_s)), 0.0, self.sub_limit, 1, iteration)
             answer = solve_cp_sat(model, settings, start=times, free=part)
             log.solved(answer.status.lower())
             log.wall_limited |= answer.wall_limited
