@@ -1,0 +1,59 @@
+"""What the experiments share that put one planner after the other on a problem: the record of a plan, the marks of a
+README."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from tmojax.check import check
+from tmojax.planners.base import Planner, PlanResult
+from tmojax.problem import Problem
+from tmojax.problem.strict_json import write_text
+from tmojax.simulate import simulate
+
+BEGIN, END = "<!-- written by run.py: begin -->\n", "<!-- written by run.py: end -->\n"
+
+
+def planned(
+    planner: Planner, problem: Problem, bound_s: float, seeds: tuple[PlanResult, ...], seed: int
+) -> tuple[PlanResult | None, dict[str, Any]]:
+    """What the planner returns, None if it failed; and the record: the plan is checked and simulated here, and what
+    does not agree is a mistake. `bound_s`: proved for the problem, seconds; `plan_s` is the wall-clock time."""
+    mistakes: list[str] = []
+    begin = time.perf_counter()
+    result: PlanResult | None = None
+    try:
+        result = planner.plan(problem, seed=seed, seeds=seeds)
+    except Exception as error:
+        traceback.print_exc()
+        mistakes.append(f"failed with {type(error).__name__}: {error}")
+    wall_s = time.perf_counter() - begin
+    step_s, valid = None, False
+    if result is not None and result.schedule is not None:
+        valid = check(problem, result.schedule).valid
+        step_s = simulate(problem, result.schedule).step_s
+        if not valid:
+            mistakes.append("the checker rejects the plan")
+        if step_s != result.step_s:
+            mistakes.append(f"says {result.step_s} s, the simulator {step_s} s")
+        if step_s < bound_s * (1 - 1e-6):
+            mistakes.append(f"{step_s} s is faster than the bound {bound_s} s")
+    return result, {
+        "status": result.status if result is not None else "failed",
+        "message": result.message if result is not None else "",
+        "valid": valid,
+        "step_s": step_s,
+        "plan_s": wall_s,
+        "time_limited": result.time_limited if result is not None else False,
+        "details": result.details if result is not None else {},
+        "mistakes": mistakes,
+    }
+
+
+def put_between_marks(readme: Path, text: str) -> None:
+    """Replace what stands between the marks of a README."""
+    head, _, rest = readme.read_text(encoding="utf-8").partition(BEGIN)
+    write_text(readme, f"{head}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}")
