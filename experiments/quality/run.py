@@ -57,11 +57,13 @@ def main() -> int:
         (out / folder).mkdir(parents=True, exist_ok=True)
     if not arguments.table:
         names = arguments.instance or (QUICK_INSTANCES if arguments.quick else known)
+        cases = {name: _Case(name, out, arguments.limit) for name in names}
         searches, models = (quick(SEARCHES), quick(MODELS)) if arguments.quick else (SEARCHES, MODELS)
+        # What takes least first: heuristics on everything, then searches, small instances before large ones.
         for group in (HEURISTICS, searches, models if arguments.rivals or arguments.rival else ()):
             wanted = [rival for rival in group if not arguments.rival or rival.name in arguments.rival]
             for name in sorted(names, key=lambda name: _effort(out, name)) if wanted else ():
-                _Case(name, out, arguments.limit).run(wanted)
+                cases[name].run(wanted)
     runs = [json.loads(path.read_text()) for path in sorted((out / "runs").glob("*/*.json"))]
     facts = {path.stem: json.loads(path.read_text()) for path in sorted((out / "instances").glob("*.json"))}
     readme = HERE / "README.md" if out == HERE / "results" else None
@@ -104,16 +106,18 @@ class _Case:
         self.digest = hashlib.sha256(readable_text(json_values(posed)).encode()).hexdigest()[:16]
         self.problem: Problem | None = None
         self.bound_s = 0.0
-        self.seeds: tuple[PlanResult, ...] = ()
+        self.seeds: tuple[PlanResult, ...] | None = None  # of the heuristics, once they have run
 
     def run(self, rivals: list[Rival]) -> None:
         """Make the files of these rivals that are missing, and that of the instance."""
         missing = [rival for rival in rivals if self._missing(rival)]
         if not missing and self._known():
             return
-        self._build()
-        for rival in HEURISTICS:  # in their order: each may start from those before
-            if missing:
+        if self.problem is None:
+            self._build()
+        if missing and self.seeds is None:
+            self.seeds = ()
+            for rival in HEURISTICS:  # in their order: each may start from those before
                 self._record(rival)
         for rival in missing:
             if rival not in HEURISTICS:
@@ -151,7 +155,7 @@ class _Case:
 
     def _record(self, rival: Rival) -> None:
         """Plan, judge and write; a heuristic's plan is kept for those that come after."""
-        assert self.problem is not None
+        assert self.problem is not None and self.seeds is not None
         result, record = planned(self._planner(rival), self.problem, self.bound_s, self.seeds, SEED)
         if rival in HEURISTICS and result is not None and record["valid"]:
             self.seeds += (result,)
@@ -169,7 +173,7 @@ class _Case:
             "date": f"{datetime.now(UTC):%Y-%m-%d}",
         })  # fmt: skip
         outcome = f"{100 * (record['step_s'] / self.bound_s - 1):.2f} %" if record["valid"] else record["status"]
-        print(f"{self.name}, {rival.name}: {outcome}, {record['plan_s']:.1f} s", file=sys.stderr, flush=True)
+        print(f"{self.name}, {rival.name}: {outcome}, {record['plan_cpu_s']:.1f} s", file=sys.stderr, flush=True)
 
     def _planner(self, rival: Rival) -> Planner:
         return rival.planner(self.limit_s if rival.kind in {model.kind for model in MODELS} else None)

@@ -92,7 +92,7 @@ def short_table(rows: list[Row]) -> list[str]:
 
 
 def full_table(rows: list[Row], rivals: Iterable[str]) -> list[str]:
-    """Instance x planner: step time above the bound, and seconds of planning."""
+    """Instance x planner: step time above the bound, and CPU seconds of planning."""
     shown = [rival for rival in rivals if any(rival in row.runs for row in rows)]
     lines = ["| instance | " + " | ".join(shown) + " |", "|" + "---|" * (1 + len(shown))]
     for row in rows:
@@ -100,7 +100,7 @@ def full_table(rows: list[Row], rivals: Iterable[str]) -> list[str]:
         least = row.gap(best) if best is not None else None
         cells = []
         for rival in shown:
-            seconds = f", {row.runs[rival]['plan_s']:.1f} s" if rival in row.runs else ""
+            seconds = f", {row.runs[rival]['plan_cpu_s']:.1f} s" if rival in row.runs else ""
             cells.append(_cell(row, rival, least) + seconds)
         lines.append("| " + " | ".join((row.name, *cells)) + " |")
     return lines
@@ -117,10 +117,11 @@ def facts_line(runs: list[Run], rows: list[Row], known: int) -> str:
         f"{name} {'/'.join(sorted({run['machine'][name] for run in runs if name in run['machine']}))}" for name in names
     )
     machines = sorted({f"{run['machine']['cpu_count']} CPU cores ({run['machine']['platform']})" for run in runs})
+    minutes = sum(run["plan_cpu_s"] for run in runs) / 60
     limited = sum(row.fact["bound_status"] != "all parts solved" for row in rows)
     return (
-        f"{len(rows)} of {known} instances, {len(runs)} runs, {sum(run['plan_s'] for run in runs) / 60:.0f} minutes of "
-        f"planning on {' and '.join(machines)}, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}; {versions}. "
+        f"{len(rows)} of {known} instances, {len(runs)} runs, {minutes:.0f} CPU minutes of planning on "
+        f"{' and '.join(machines)}, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}; {versions}. "
         f"Commits {', '.join(commits)} (each run names its own). Bounds that time or a missing part makes weaker than "
         f"they could be: {limited}."
     )
@@ -140,7 +141,7 @@ def write_tables(runs: list[Run], facts: Facts, known: list[str], folder: Path, 
         f"What the searches have to show:", "", *summary_table(rows), "",
         "Step time above the proved bound:", "", *short_table(rows), "",
     ]  # fmt: skip
-    full = ["Step time above the proved bound, and seconds of planning:", "",
+    full = ["Step time above the proved bound, and CPU seconds of planning:", "",
             *full_table(rows, (*HEURISTIC_NAMES, *SEARCH_NAMES, *MODEL_NAMES)), ""]  # fmt: skip
     write_text(folder / "table.md", "\n".join([*short, *full]))
     both = [row for row in rows if all(row.compared(search) for search in SEARCH_NAMES)]

@@ -32,8 +32,8 @@ def fact(micro_batches: int, definition: str = "d") -> dict:
 def run(instance: str, rival: str, step_s: float | None, definition: str = "d", **more) -> dict:
     return {"instance": instance, "rival": rival, "step_s": step_s, "valid": step_s is not None, "mistakes": [],
             "status": "feasible" if step_s else "no feasible plan found", "time_limited": False, "plan_s": 1.0,
-            "details": {}, "definition": {"instance": definition}, "commit": "0123456789", "date": "2026-01-01",
-            "machine": {"cpu_count": 2, "platform": "Linux", "python": "3"}} | more  # fmt: skip
+            "plan_cpu_s": 1.0, "details": {}, "definition": {"instance": definition}, "commit": "0123456789",
+            "date": "2026-01-01", "machine": {"cpu_count": 2, "platform": "Linux", "python": "3"}} | more  # fmt: skip
 
 
 FACTS = {"a": fact(4), "b": fact(1), "c": fact(16), "d": fact(4)}
@@ -99,9 +99,9 @@ def test_tables(quality, tmp_path):
 def test_quality_over_time(quality):
     """Heuristics add up; a stage counts only where it is the best so far."""
     rows, _, plots = quality
-    runs = [run("a", "keep-all", None), run("a", "ratio-sweep", 1.5, plan_s=2.0), run("a", "tmo", 1.6),
-            run("a", "gradient", 1.1, plan_s=10.0, details={
-                "after_gradient_step_s": 1.2, "relaxation_s": 3.0, "rounding_s": 1.0})]  # fmt: skip
+    runs = [run("a", "keep-all", None), run("a", "ratio-sweep", 1.5, plan_cpu_s=2.0), run("a", "tmo", 1.6),
+            run("a", "gradient", 1.1, plan_s=20.0, plan_cpu_s=10.0, details={
+                "after_gradient_step_s": 1.2, "relaxation_s": 6.0, "rounding_s": 2.0})]  # fmt: skip
     (row,) = rows.rows_of(runs, {"a": FACTS["a"]}, ["a"])
     seconds, gaps = zip(*plots.progress(row, "gradient"), strict=True)
     assert seconds == (3.0, 8.0, 14.0)
