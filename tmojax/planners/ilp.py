@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -117,6 +118,12 @@ class SelectingPlanner(IlpPlanner):
         found = self._coordinate(bench, decisions)
         if isinstance(found, DoesNotFit):
             return does_not_fit(self.name, problem, found, watch)
+        if not math.isfinite(found.step_s):
+            message = "GPUs wait for each other for ever: what one starts after is behind a collective of both"
+            return PlanResult(
+                self.name, Status.NOT_FOUND, message=message, plan_s=watch.read_s(), time_limited=_limited(details),
+                details=details,
+            )  # fmt: skip
         return self.planned(found, details, watch)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -105,6 +106,8 @@ class RatioSweep(Planner):
                 decisions[key] = ratio_decision(view, order, amount, offload=offload, rest=rest)
             chosen = tuple(decisions[id(bench.view(d))] for d in range(bench.device_count))
             found = sweep(bench, chosen, shares=(1.0,), policies=(LinkPolicyKind.FCFS,))
+            if isinstance(found, Candidate) and math.isinf(found.step_s):  # a collective comes before the last start
+                found = sweep(bench, chosen, shares=(0.0,), policies=(LinkPolicyKind.FCFS,))
             if isinstance(found, DoesNotFit):
                 failure = found
             else:
