@@ -75,7 +75,7 @@ def test_others_go_on_from_its_plans():
     """Whether or not an order won: local search finds a start, a warm start reads the schedule."""
     for name in ("three", "two, tight"):
         result = EXACT.plan(CHAINS[name])
-        assert (result.candidate is None) == (result.details["plan_from"] == "model order")
+        assert result.candidate is not None and result.candidate.schedule is result.schedule
         earlier = (PLANNERS["offload-all"]().plan(CHAINS[name]), result)
         search = replace(PLANNERS["local-search"](), search=SearchSettings(evaluations=20))
         assert search.plan(CHAINS[name], seeds=earlier).status.has_plan

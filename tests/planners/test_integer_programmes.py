@@ -74,7 +74,7 @@ def test_nobody_coordinates_one_gpu():
     assert times["oblivious"] == times["lockstep-milp"]
 
 
-@pytest.mark.parametrize("settings", [{"policy": "order"}, {"stagger_share": 1.5}, {"stagger_share": -0.1}])
+@pytest.mark.parametrize("settings", [{"policy": "random"}, {"stagger_share": 1.5}, {"stagger_share": -0.1}])
 def test_settings_out_of_range(settings):
     with pytest.raises(InputError, match=next(iter(settings))):
         Oblivious(**settings)

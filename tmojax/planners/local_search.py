@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tmojax.errors import InputError
-from tmojax.planners.sweep import POLICIES, even_starts
+from tmojax.planners.sweep import POLICIES, TURNS, even_starts
 from tmojax.planners.workbench import Candidate, Workbench
 from tmojax.problem import Action, LinkPolicyKind
 from tmojax.problem.step_view import StepView
@@ -150,8 +150,13 @@ class _Moves:
         count = self.bench.device_count
         if kind == "policy":
             policy = POLICIES[self.rng.integers(len(POLICIES))]
-            rank = tuple(int(g) for g in self.rng.permutation(count)) if policy is LinkPolicyKind.PRIORITY else ()
-            return Coordination(now.start_share, policy, rank, now.slots)
+            ranked = policy in (LinkPolicyKind.PRIORITY, LinkPolicyKind.ORDER)
+            rank = tuple(int(g) for g in self.rng.permutation(count)) if ranked else ()
+            slots, turns = self.bench.slots(), 0
+            if policy is LinkPolicyKind.ORDER:
+                rank = rank if self.rng.integers(2) else ()
+                slots, turns = slots + int(self.rng.integers(2)), int(self.rng.choice((0, 0, *TURNS)))
+            return Coordination(now.start_share, policy, rank, slots, turns)
         if kind == "starts":
             return replace(
                 now, start_share=even_starts(self.bench, float(min(self.latest_share, self.rng.uniform(0, 1.1))))

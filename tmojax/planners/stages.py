@@ -26,8 +26,9 @@ from tmojax.planners.sweep import POLICIES, SHARES, even_starts
 from tmojax.planners.workbench import Workbench
 from tmojax.problem import Action, LinkPolicyKind, Problem, Schedule
 from tmojax.problem.step_view import StepView
-from tmojax.relax.coordinate import Coordination, assemble, link_policies
+from tmojax.relax.coordinate import Coordination, assemble
 from tmojax.relax.decode import DeviceList, DoesNotFit
+from tmojax.relax.turns import policies_of
 from tmojax.simulate import prepare
 
 MOST_STAGES = 2000
@@ -187,7 +188,7 @@ def sweep_lists(bench: Workbench, lists: list[DeviceList]) -> tuple[Schedule, fl
         schedule = assemble(problem, lists, options[0])
         ready = prepare(problem, schedule)
         for option in options:
-            chosen = link_policies(problem.machine, option)
+            chosen = policies_of(problem, schedule, option)
             bench.simulations += 1
             step_s = ready.run(link_policies=chosen).step_s
             if best is None or step_s < best[1]:

@@ -16,10 +16,11 @@ from tmojax.planners.ilp import IlpPlanner
 from tmojax.planners.repair import repair
 from tmojax.planners.sweep import sweep
 from tmojax.planners.workbench import Candidate, Workbench
-from tmojax.problem import Action, Kind, LinkPolicy, LinkPolicyKind, Problem
-from tmojax.relax.coordinate import assemble, shared_links, together
+from tmojax.problem import Action, Kind, LinkPolicyKind, Problem
+from tmojax.relax.coordinate import Coordination, Timetable
 from tmojax.relax.decisions import DeviceDecision
 from tmojax.relax.decode import DeviceList, DoesNotFit
+from tmojax.relax.turns import copy_keys
 from tmojax.simulate import simulate
 
 
@@ -76,8 +77,7 @@ class TmoMilp(IlpPlanner):
         result = self.planned(best, details, watch)
         if found.figures.get("selection_status") == SolverStatus.TIME_LIMIT:
             result = replace(result, status=Status.TIME_LIMIT, time_limited=True)
-        # An order names instructions of these very lists, so others cannot go on from its decisions.
-        return replace(result, candidate=None) if origin == "model order" else result
+        return result
 
     def _decode(
         self, bench: Workbench, found: TmoSolution, plans: dict[str, Candidate], details: dict[str, Any]
@@ -128,45 +128,34 @@ def in_model_order(bench: Workbench, decisions: tuple[DeviceDecision, ...], foun
 
     Its time is infinite where a list does not allow that order.
     """
-    problem = bench.problem
     lists = bench.lists(decisions)
     assert not isinstance(lists, DoesNotFit)
-    coordination = together(problem, LinkPolicyKind.ORDER)
-    schedule = assemble(problem, lists, together(problem))
-    policies = tuple(
-        LinkPolicy(LinkPolicyKind.ORDER, bench.slots(), (), _sequence(problem, link, lists, found))
-        if link in shared_links(problem.machine) else LinkPolicy()
-        for link in range(len(problem.machine.links))
-    )  # fmt: skip
-    schedule = replace(schedule, link_policies=policies)
-    bench.simulations += 1
-    return Candidate(decisions, coordination, schedule, simulate(problem, schedule).step_s)
+    at_once = (0.0,) * bench.device_count
+    timetable = _timetable(bench.problem, lists, found)
+    ordered = bench.evaluate(
+        decisions, Coordination(at_once, LinkPolicyKind.ORDER, (), bench.slots(), timetable=timetable)
+    )
+    assert not isinstance(ordered, DoesNotFit)
+    return ordered
 
 
-def _sequence(problem: Problem, link: int, lists: list[DeviceList], found: TmoSolution) -> tuple[tuple[int, int], ...]:
-    """(device, instruction) of every transfer over a link, by the model's start times; what the model does not know
-    (inputs, the update's transfers) as soon as its list allows. In a copy engine the order is that of its list."""
-    machine, count = problem.machine, problem.workload.micro_batches
-    places: list[tuple[float, int, int]] = []
+def _timetable(problem: Problem, lists: list[DeviceList], found: TmoSolution) -> Timetable:
+    """Every copy at the model's start time; what the model does not know (inputs, the update's transfers) as soon as
+    its list allows."""
+    count = problem.workload.micro_batches
+    copies = []
     for device, item in enumerate(lists):
-        spec, rows = machine.devices[device], item.rows
-        routes = {
-            Kind.OFFLOAD: machine.route(spec.memory, spec.host_memory),
-            Kind.PREFETCH: machine.route(spec.host_memory, spec.memory),
-        }
+        rows, ops = item.rows, problem.workload.program(device).ops
+        keys, start_s = copy_keys(rows), []
         # The runs of a micro-batch that have been issued where a transfer stands: no later than they begin.
-        latest = {Kind.OFFLOAD: 0.0, Kind.PREFETCH: 0.0}
         batch = 0
         for index in np.flatnonzero(np.isin(rows["kind"], [Kind.COMPUTE, Kind.OFFLOAD, Kind.PREFETCH])):
             kind = Kind(int(rows["kind"][index]))
             if kind is Kind.COMPUTE:
-                step_op = problem.workload.program(device).ops[int(rows["op"][index])].step_op
-                batch = count if step_op else int(rows["micro_batch"][index])
+                batch = count if ops[int(rows["op"][index])].step_op else int(rows["micro_batch"][index])
                 continue
             tensor, instance = int(rows["tensor"][index]), int(rows["micro_batch"][index])
-            start_s = (found.out_s if kind is Kind.OFFLOAD else found.into_s)[device].get(tensor)
-            wanted_s = batch * found.period_s if start_s is None else instance * found.period_s + start_s
-            latest[kind] = max(latest[kind], wanted_s)
-            if link in routes[kind].links:
-                places.append((latest[kind], device, int(index)))
-    return tuple((device, index) for _, device, index in sorted(places))
+            known_s = (found.out_s if kind is Kind.OFFLOAD else found.into_s)[device].get(tensor)
+            start_s.append(batch * found.period_s if known_s is None else instance * found.period_s + known_s)
+        copies.append((keys, np.array(start_s)))
+    return Timetable.of(copies)

@@ -7,17 +7,18 @@ lists, so a decision is decoded once however many devices take it.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tmojax.problem import LinkPolicyKind, Machine, Placement, Problem, Schedule
 from tmojax.problem.step_view import StepView, view_step
-from tmojax.relax.coordinate import Coordination, assemble, host_links, link_policies, shared_links
+from tmojax.relax.coordinate import Coordination, assemble, host_links, shared_links
 from tmojax.relax.decisions import DeviceDecision
 from tmojax.relax.decode import NEVER, DeviceList, DoesNotFit, decode
 from tmojax.relax.host_memory import host_limit_bytes, host_peak_bytes
-from tmojax.relax.turns import in_turns
+from tmojax.relax.turns import policies_of
 from tmojax.simulate import Prepared, prepare
 
 
@@ -135,13 +136,12 @@ class Workbench:
         lookahead_runs: tuple[int, ...] = (),
         release_at_once: bool = False,
     ) -> tuple[Schedule, Prepared] | DoesNotFit:
-        """Decode, assemble and lower for the simulator. Policy ORDER means in turns (`tmojax.relax.turns`)."""
+        """Decode, assemble and lower for the simulator."""
         built = self.lists(decisions, lookahead_runs, release_at_once)
         if isinstance(built, DoesNotFit):
             return built
         schedule = assemble(self.problem, built, coordination)
-        if coordination.policy is LinkPolicyKind.ORDER:
-            schedule = in_turns(self.problem, schedule, coordination.slots)
+        schedule = replace(schedule, link_policies=policies_of(self.problem, schedule, coordination))
         return schedule, prepare(self.problem, schedule)
 
     def evaluate(
@@ -161,21 +161,31 @@ class Workbench:
 
     def with_policies(self, decisions, start_share: tuple[float, ...],
                       policies: tuple[LinkPolicyKind, ...], lookahead_runs=()) -> Candidate | DoesNotFit:  # fmt: skip
-        """The best of several link policies for given starts; the lists are lowered once."""
-        slots = self.slots()
+        """The best of several link policies for given starts."""
+        rank = tuple(range(self.device_count))
         options = [
-            Coordination(
-                start_share, kind, tuple(range(self.device_count)) if kind is LinkPolicyKind.PRIORITY else (), slots
-            )
+            Coordination(start_share, kind, rank if kind is LinkPolicyKind.PRIORITY else (), self.slots())
             for kind in policies
         ]
+        return self.best_of(decisions, options, lookahead_runs)
+
+    def best_of(
+        self,
+        decisions: tuple[DeviceDecision, ...],
+        options: Sequence[Coordination],
+        lookahead_runs: tuple[int, ...] = (),
+    ) -> Candidate | DoesNotFit:
+        """The fastest of several coordinations with the same starts, the first of equals; the lists are lowered once.
+
+        One that deadlocks counts as infinitely slow.
+        """
         prepared = self.prepare(decisions, options[0], lookahead_runs)
         if isinstance(prepared, DoesNotFit):
             return prepared
         schedule, ready = prepared
         best: Candidate | None = None
         for option in options:
-            chosen = link_policies(self.problem.machine, option)
+            chosen = policies_of(self.problem, schedule, option)
             self.simulations += 1
             step_s = ready.run(link_policies=chosen).step_s
             if best is None or step_s < best.step_s:

@@ -2,25 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tmojax.errors import InputError
 from tmojax.problem import Kind, LinkPolicy, LinkPolicyKind, Machine, Problem, Schedule
 from tmojax.relax.decode import DeviceList, blank_rows, wait_row
 
 
+@dataclass(frozen=True, eq=False)
+class Timetable:
+    """When copies are to begin; only their order counts. For every device (keys, start_s), both (copy,): the names of
+    the copies (`tmojax.relax.turns.copy_keys`), ascending, and seconds."""
+
+    copies: tuple[tuple[NDArray[np.int64], NDArray[np.float64]], ...]
+
+    @staticmethod
+    def of(copies: Iterable[tuple[NDArray[np.int64], NDArray[np.float64]]]) -> Timetable:
+        """From (keys, start_s) of every device, in any order."""
+        ordered = [(keys, start_s, np.argsort(keys)) for keys, start_s in copies]
+        return Timetable(tuple((keys[order], start_s[order]) for keys, start_s, order in ordered))
+
+
 @dataclass(frozen=True)
 class Coordination:
     """start_share: for every device, how far the first device has come when it starts, in micro-batches of compute
-    (0: at once). policy: for every link that several devices share. device_rank: first to last, for `priority`."""
+    (0: at once). policy: for every link that several devices share. device_rank: first to last, for `priority`, and
+    within a turn. turns, timetable: of policy `order`, see `tmojax.relax.turns`."""
 
     start_share: tuple[float, ...]
     policy: LinkPolicyKind = LinkPolicyKind.FAIR
     device_rank: tuple[int, ...] = ()
     slots: int = 1
+    turns: int = 0
+    timetable: Timetable | None = None
 
 
 def together(problem: Problem, policy: LinkPolicyKind = LinkPolicyKind.FAIR) -> Coordination:
@@ -50,7 +68,8 @@ def shared_links(machine: Machine) -> list[int]:
 
 
 def link_policies(machine: Machine, coordination: Coordination) -> tuple[LinkPolicy, ...]:
-    """One policy per link: the coordination's on shared links, fair on the others."""
+    """One policy per link: the coordination's on shared links, fair on the others. Orders are still empty: they depend
+    on lists (`tmojax.relax.turns.policies_of`)."""
     shared = set(shared_links(machine))
     chosen = LinkPolicy(coordination.policy, coordination.slots, coordination.device_rank)
     return tuple(chosen if link in shared else LinkPolicy() for link in range(len(machine.links)))
