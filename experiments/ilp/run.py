@@ -9,20 +9,17 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
-import traceback
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from instances import INSTANCES, Instance
-from rivals import HEURISTICS, MODELS, SEARCHES, Rival, quick
-from table import write_table
-
+from experiments.ilp.instances import INSTANCES, Instance
+from experiments.ilp.rivals import HEURISTICS, MODELS, SEARCHES, Rival, quick
+from experiments.ilp.table import write_table
+from experiments.recorded import planned
 from tmojax.bounds import bound
 from tmojax.build import build_problem
-from tmojax.check import check
 from tmojax.config import load_config
 from tmojax.errors import InputError
 from tmojax.planners.base import PlanResult
@@ -31,7 +28,6 @@ from tmojax.problem.io import problem_hash
 from tmojax.problem.strict_json import readable_text, write_text
 from tmojax.report.provenance import provenance
 from tmojax.report.summary import json_values
-from tmojax.simulate import simulate
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -69,7 +65,7 @@ def main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="experiments.ilp.run", description=__doc__)
     parser.add_argument("--instance", action="append", default=[], help="only this instance (repeatable)")
     parser.add_argument("--rival", action="append", default=[], help="only this rival (repeatable)")
     parser.add_argument("--limit", action="append", default=[], type=float, help="time limits in seconds (repeatable)")
@@ -158,50 +154,24 @@ class _Case:
 
     def _record(self, rival: Rival, limit_s: float | None) -> PlanResult | None:
         """Plan, check, simulate, write; None if the planner failed."""
-        problem = self._problem
-        assert problem is not None
-        mistakes: list[str] = []
-        begin = time.perf_counter()
-        try:
-            result = rival.planner(limit_s).plan(problem, seed=SEED, seeds=self._seeds)
-        except Exception as error:
-            traceback.print_exc()
-            result = None
-            mistakes.append(f"failed with {type(error).__name__}: {error}")
-        wall_s = time.perf_counter() - begin
-        step_s, valid = None, False
-        if result is not None and result.schedule is not None:
-            valid = check(problem, result.schedule).valid
-            step_s = simulate(problem, result.schedule).step_s
-            if not valid:
-                mistakes.append("the checker rejects the plan")
-            if step_s != result.step_s:
-                mistakes.append(f"says {result.step_s} s, the simulator {step_s} s")
-            if step_s < self._bound_s * (1 - 1e-6):
-                mistakes.append(f"{step_s} s is faster than the bound {self._bound_s} s")
+        assert self._problem is not None
+        result, record, _ = planned(rival.planner(limit_s), self._problem, self._bound_s, self._seeds, SEED)
         if not self._missing(rival, limit_s):  # a heuristic that others need, recorded before
             return result
-        write_text(self._file(rival, limit_s), readable_text(json_values({
+        write_text(self._file(rival, limit_s), readable_text(json_values(record | {
             "instance": self.instance.name,
             "rival": rival.name,
             "kind": rival.kind,
             "limit_s": limit_s,
-            "status": result.status if result is not None else "failed",
-            "message": result.message if result is not None else "",
-            "valid": valid,
-            "step_s": step_s,
             "bound_s": self._bound_s,
-            "plan_s": wall_s,
-            "time_limited": result.time_limited if result is not None else False,
-            "details": result.details if result is not None else {},
-            "mistakes": mistakes,
             "definition": self._definition(rival, limit_s),
             "provenance": provenance(seed=SEED, command_line=sys.argv[1:]),
             "date": f"{datetime.now(UTC):%Y-%m-%d}",
         })))  # fmt: skip
         limit = "" if limit_s is None else f" ({limit_s:g} s)"
-        outcome = f"{step_s:.5g} s" if step_s is not None else f"{result.status if result else 'failed'}"
-        print(f"{self.instance.name}, {rival.name}{limit}: {outcome} after {wall_s:.1f} s", file=sys.stderr, flush=True)
+        outcome = f"{record['step_s']:.5g} s" if record["step_s"] is not None else record["status"]
+        print(f"{self.instance.name}, {rival.name}{limit}: {outcome} after {record['plan_s']:.1f} s",
+              file=sys.stderr, flush=True)  # fmt: skip
         return result
 
 

@@ -4,4 +4,4 @@
 set -e
 cd "$(dirname "$0")/../.."
 export PYTHONPATH=.
-"${PYTHON:-python}" experiments/ilp/run.py "$@"
+"${PYTHON:-python}" -m experiments.ilp.run "$@"

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from instances import INSTANCES
 from matplotlib.figure import Figure
-from rivals import HEURISTICS, MODELS, SEARCHES
 
+from experiments.ilp.instances import INSTANCES
+from experiments.ilp.rivals import HEURISTICS, MODELS, SEARCHES
+from experiments.recorded import put_between_marks
 from tmojax.problem.strict_json import write_text
 from tmojax.report.figure_style import (
     BLACK,
@@ -24,7 +25,6 @@ from tmojax.report.figure_style import (
     write_svg,
 )
 
-BEGIN, END = "<!-- written by run.py: begin -->\n", "<!-- written by run.py: end -->\n"
 COLOURS = (BLUE, SKY, ORANGE, VERMILLION, GREEN, PURPLE, BLACK)
 MARKS = ("o", "s", "D", "^", "v", "P", "X")
 HIDDEN = {
@@ -241,10 +241,8 @@ def write_table(runs: list[Run], facts: Facts, folder: Path, readme: Path | None
     if limits and facts:
         write_svg(folder / "table.svg", svg_text(draw(runs, facts, limits)))
     if readme is not None:
-        head, _, rest = readme.read_text(encoding="utf-8").partition(BEGIN)
-        _, _, tail = rest.partition(END)
         body = "\n".join([*short, "Size, times and gaps of every run: [table.md](results/table.md).", ""])
-        write_text(readme, f"{head}{BEGIN}\n{body}\n{END}{tail}")
+        put_between_marks(readme, body)
 
 
 def draw(runs: list[Run], facts: Facts, limits: list[float]) -> Figure:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +15,9 @@ RIVALS = ("ratio-sweep", "offload-all", "lockstep-milp", "tmo-milp")
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "experiments/ilp/run.py", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    command = [sys.executable, "-m", "experiments.ilp.run", *arguments]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, env=environment)
 
 
 @pytest.mark.long
