@@ -10,6 +10,7 @@ from tmojax.check import check
 from tmojax.planners.gradient import LocalSearch
 from tmojax.planners.local_search import SearchSettings, local_search
 from tmojax.planners.registry import PLANNERS
+from tmojax.planners.seeding import candidate_of
 from tmojax.planners.simple import offload_everything
 from tmojax.planners.sweep import POLICIES, sweep
 from tmojax.planners.workbench import Workbench
@@ -154,3 +155,16 @@ def test_searches_start_from_a_plan_in_turns():
     found = LocalSearch(search=SearchSettings(evaluations=30)).plan(TRANSFORMER, seeds=(turns,))
     assert found.details["start"] == "tmo-ordered" and found.step_s <= turns.step_s
     assert check(TRANSFORMER, found.schedule).valid
+
+
+@pytest.mark.parametrize("case", ["two-sockets", "shared-path", "random-4"])
+def test_a_schedule_alone_is_a_start_with_the_order_of_its_copies(case):
+    problem = CASES[case]
+    bench = Workbench(problem)
+    decisions = tuple(offload_everything(bench.view(device)) for device in range(bench.device_count))
+    rank = tuple(reversed(range(bench.device_count)))
+    at_once = (0.0,) * bench.device_count
+    turns = bench.evaluate(decisions, Coordination(at_once, LinkPolicyKind.ORDER, rank, bench.slots(), turns=3))
+    found = candidate_of(bench, turns.schedule)
+    assert found.step_s <= turns.step_s * (1 + 1e-9)
+    assert check(problem, found.schedule).valid

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from tmojax.errors import InputError
-from tmojax.ilp.from_schedule import decision_from_schedule
 from tmojax.planners.base import Planner, PlanResult, Status, Stopwatch
 from tmojax.planners.local_search import SearchSettings, search_from_two
+from tmojax.planners.seeding import candidate_of
 from tmojax.planners.simple import layer_count, offload_everything, recompute_segments
 from tmojax.planners.sweep import sweep
 from tmojax.planners.workbench import Candidate, Workbench
@@ -56,7 +56,7 @@ def own_starts(bench: Workbench) -> Iterator[tuple[str, tuple[DeviceDecision, ..
 def find_starts(bench: Workbench, seeds: tuple[PlanResult, ...], most: int = 3) -> list[Start]:
     """The best distinct plans to start from, fastest first: those of other planners, or else own simple strategies.
 
-    Of a plan that is more than decisions (an order of its own on a link) the decisions are taken, swept anew.
+    Of a plan that is more than decisions, its decisions are taken, and coordinated anew (`candidate_of`).
     """
     found = []
     for seed in seeds:
@@ -64,7 +64,7 @@ def find_starts(bench: Workbench, seeds: tuple[PlanResult, ...], most: int = 3) 
             continue
         if seed.candidate is not None:
             found.append(Start(seed.planner, seed.candidate))
-        elif isinstance(candidate := sweep(bench, _decisions(bench, seed)), Candidate):
+        elif seed.schedule is not None and isinstance(candidate := candidate_of(bench, seed.schedule), Candidate):
             found.append(Start(f"decisions of {seed.planner}", candidate))
     if not found:
         for name, decisions in own_starts(bench):
@@ -77,14 +77,6 @@ def find_starts(bench: Workbench, seeds: tuple[PlanResult, ...], most: int = 3) 
         if not any(_same(start.candidate, other.candidate) for other in distinct):
             distinct.append(start)
     return distinct[:most]
-
-
-def _decisions(bench: Workbench, seed: PlanResult) -> tuple[DeviceDecision, ...]:
-    assert seed.schedule is not None
-    return tuple(
-        decision_from_schedule(bench.problem, bench.view(device), seed.schedule, device)
-        for device in range(bench.device_count)
-    )
 
 
 def _no_slower(found: PlanResult, seeds: tuple[PlanResult, ...]) -> PlanResult:
