@@ -116,9 +116,21 @@ def test_a_large_step_is_improved_in_its_decisions():
     seed = RecomputeAll().plan(problem)
     assert seed.candidate is not None
     result = Improve(iterations=12, most_items=10).plan(problem, seeds=(seed,))
-    assert result.details["sub_model"] == "fluid" and "most_items" in result.details["cp_sat_not_used"]
+    assert result.details["sub_models"] == ["fluid"] and "most_items" in result.details["cp_sat_not_used"]
     assert result.candidate is not None and result.step_s == result.candidate.step_s
     assert result.step_s < seed.step_s and check(problem, result.schedule).valid
+
+
+def test_decisions_come_before_the_moments_of_copies():
+    """Copies of an offloaded tensor can only be moved by the second kind; that recomputing it is better, the first
+    kind sees."""
+    problem = random_problem(4, factor=1.15)
+    seed = OffloadAll().plan(problem)
+    both = Improve(**FEW).plan(problem, seeds=(seed,))
+    assert both.details["sub_models"] == ["fluid", "cp-sat"]
+    assert both.step_s <= both.details["after_decisions_step_s"] <= seed.step_s
+    bare = dataclasses.replace(seed, candidate=None)
+    assert Improve(**FEW).plan(problem, seeds=(bare,)).details["sub_models"] == ["cp-sat"]
 
 
 def test_a_plan_that_nothing_can_be_made_of_is_given_back():
@@ -130,7 +142,7 @@ def test_a_plan_that_nothing_can_be_made_of_is_given_back():
     schedule = dataclasses.replace(plan.schedule, lists=(first, *plan.schedule.lists[1:]))
     seed = PlanResult("foreign", Status.FEASIBLE, schedule, simulate(problem, schedule).step_s)
     result = Improve(**FEW).plan(problem, seeds=(seed,))
-    assert result.details["sub_model"] == "none" and result.schedule is schedule
+    assert result.details["sub_models"] == [] and result.schedule is schedule
     assert "no improvement" in result.message
 
 

@@ -1,15 +1,17 @@
 """Improve: large-neighbourhood search from the best schedule of the run.
 
-Most of the schedule is fixed and the rest is solved as a sub-model, over and over. Where all copies and recomputations
-of the step fit into the constraint model, the sub-model is that of `cp-sat` with a part free
-(`tmojax.ilp.neighbourhood`): copies of single micro-batches, their moments and their order on the links. A larger step
-is improved in its decisions (`tmojax.planners.improve_decisions`). The exact simulator has the last word: only what is
-valid and strictly faster is taken.
+Most of the schedule is fixed and the rest is solved as a sub-model, over and over: first in the decisions behind it,
+where it has such, with the fluid model of one GPU (`tmojax.planners.improve_decisions`); then, where all copies and
+recomputations of the step fit into the constraint model, with that of `cp-sat` and a part free
+(`tmojax.ilp.neighbourhood`): copies of single micro-batches, their moments and their order on the links. The first
+changes what moves, which the second, whose parts are few copies, seldom can; the second changes when it moves. The
+exact simulator has the last word: only what is valid and strictly faster is taken.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,9 +38,10 @@ SUB_WALL_S = 120.0  # of one sub-model, far beyond its deterministic limit
 class Improve(Planner):
     """of: the planner whose schedule is improved (empty: the fastest of the run).
 
-    iterations: sub-models. free: gaps (idle intervals) that a sub-model may decide. sub_limit: of a sub-model, in
-    CP-SAT's deterministic time. time_limit_s: wall clock that ends the search and the sub-model at work (0: none); only
-    then the plan can depend on the machine. ticks, most_items: as of `cp-sat`.
+    iterations: sub-models of each kind. free: gaps (idle intervals) that a sub-model may decide. sub_limit: of a
+    constraint sub-model, in CP-SAT's deterministic time. time_limit_s: wall clock that ends the search and the
+    sub-model at work (0: none), half of it for the decisions where both kinds are used; only then the plan can depend on
+    the machine. ticks, most_items: as of `cp-sat`.
     """
 
     name: str = "improve"
@@ -74,19 +77,24 @@ class Improve(Planner):
         start = known[0]
         rng = np.random.default_rng(seed)
         details: dict[str, Any] = {"start": {"from": start.name, "step_s": start.step_s}}
-        model, times, reason = self._model(bench, start)
-        log = Log()
+        log, kinds = Log(), []
+        unsuited = self._too_large(bench, start)
+        if start.candidate is not None:
+            kinds.append("fluid")
+            over = self._over(watch, 1.0 if unsuited else 0.5)
+            found = improve_decisions(bench, start.candidate, self.iterations, self.free, rng, log, over)
+            start = Known(start.name, found.schedule, found.step_s, found)
+            details["after_decisions_step_s"] = found.step_s
+        model, times, reason = (None, None, unsuited) if unsuited else self._model(bench, start)
+        schedule, step_s, candidate = start.schedule, start.step_s, start.candidate
         if model is not None and times is not None:
-            details |= {"sub_model": "cp-sat", "items": model.items(), "solver": solver_version(), "threads": 1}
+            kinds.append("cp-sat")
+            details |= {"items": model.items(), "solver": solver_version(), "threads": 1}
             schedule, step_s, candidate = self._search(model, times, start, rng, log, watch)
-        elif start.candidate is not None:
-            details |= {"sub_model": "fluid", "cp_sat_not_used": reason}
-            found = improve_decisions(bench, start.candidate, self.iterations, self.free, rng, log, self._over(watch))
-            schedule, step_s, candidate = found.schedule, found.step_s, found
         else:
-            details |= {"sub_model": "none", "cp_sat_not_used": reason}
-            schedule, step_s, candidate = start.schedule, start.step_s, None
+            details["cp_sat_not_used"] = reason
         details |= {
+            "sub_models": kinds,
             "end_step_s": step_s,
             "iterations": log.iterations,
             "improvements": log.improvements,
@@ -98,18 +106,24 @@ class Improve(Planner):
             time_limited=log.wall_limited, candidate=candidate, details=details,
         )  # fmt: skip
 
-    def _over(self, watch: Stopwatch):
-        return lambda: 0 < self.time_limit_s <= watch.read_s()
+    def _over(self, watch: Stopwatch, share: float = 1.0) -> Callable[[], bool]:
+        return lambda: 0 < self.time_limit_s * share <= watch.read_s()
+
+    def _too_large(self, bench: Workbench, start: Known) -> str:
+        """Why the constraint model is not made for any plan of this step ("": it is)."""
+        unsuited = not_modelled(bench.problem)
+        if unsuited:
+            return unsuited
+        items = self._empty_model(bench, start).items()
+        return f"the model would have {items} items, most_items allows {self.most_items}" * (items > self.most_items)
+
+    def _empty_model(self, bench: Workbench, start: Known) -> Model:
+        views = tuple(bench.view(device) for device in range(bench.device_count))
+        return model_of(bench.problem, views, start.step_s / self.ticks)
 
     def _model(self, bench: Workbench, start: Known) -> tuple[Model | None, Times | None, str]:
         """(model, the start in it, why not)."""
-        unsuited = not_modelled(bench.problem)
-        if unsuited:
-            return None, None, unsuited
-        views = tuple(bench.view(device) for device in range(bench.device_count))
-        model = model_of(bench.problem, views, start.step_s / self.ticks)
-        if model.items() > self.most_items:
-            return None, None, f"the model would have {model.items()} items, most_items allows {self.most_items}"
+        model = self._empty_model(bench, start)
         try:
             return model, read_schedule(model, start.schedule), ""
         except NotInModelError as reason:
