@@ -40,8 +40,8 @@ class Improve(Planner):
 
     iterations: sub-models of each kind. free: gaps (idle intervals) that a sub-model may decide. sub_limit: of a
     constraint sub-model, in CP-SAT's deterministic time. time_limit_s: wall clock that ends the search and the
-    sub-model at work (0: none), half of it for the decisions where both kinds are used; only then the plan can depend on
-    the machine. ticks, most_items: as of `cp-sat`.
+    sub-model at work (0: none), half of it for the decisions where both kinds are used; only then the plan can depend
+    on the machine. ticks, most_items: as of `cp-sat`.
     """
 
     name: str = "improve"
