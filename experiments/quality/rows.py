@@ -43,6 +43,16 @@ class Row:
         best = self.best(HEURISTIC_NAMES)
         return None if best is None else self.gap(best)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the best heuristic leaves something to find: its gap is above HEADROOM, and it is as far above the
+        time that a step takes with unlimited memory (where that is not so, it is the bound that is weak)."""
+        best = self.best(HEURISTIC_NAMES)
+        if best is None:
+            return False
+        floor_s = max(self.fact["bound_s"], self.fact["unlimited_s"])
+        return self.runs[best]["step_s"] > floor_s * (1 + HEADROOM)
+
     def compared(self, search: str) -> tuple[float, float] | None:
         """(gap of `search`, headroom), where both are known."""
         gap, headroom = self.gap(search), self.headroom
@@ -77,15 +87,16 @@ def mistakes_of(rows: list[Row]) -> list[str]:
 class Summary:
     """What one search has to show. Shares and gaps are None where nothing was run.
 
-    better: share of the instances with headroom on which it is strictly faster than every heuristic. closed: mean share
-    of the distance from the best heuristic to the bound that it closes there. many, one: gaps with K >= 4 and K = 1,
-    (mean, worst, where). losses: by instance, how much slower than the best integer programme.
+    open_ones: instances where something is left to find (`Row.is_open`); better: share of them on which it is strictly
+    faster than every heuristic; closed: mean share of the distance from the best heuristic to the bound that it closes
+    there. many, one: gaps with K >= 4 and K = 1, (mean, worst, where). losses: by instance, how much slower than the
+    best integer programme.
     """
 
     planned: int
     valid: int
     slower: int
-    with_headroom: int
+    open_ones: int
     better: float | None
     closed: float | None
     many: tuple[float, float, str] | None
@@ -102,7 +113,7 @@ def summarise(rows: list[Row], search: str) -> Summary:
     """The figures of one search over all instances on which it was run."""
     mine = [row for row in rows if search in row.runs]
     known = [(row, both[0], both[1]) for row in mine if (both := row.compared(search)) is not None]
-    open_ones = [(gap, headroom) for _, gap, headroom in known if headroom > HEADROOM]
+    open_ones = [(gap, headroom) for row, gap, headroom in known if row.is_open]
 
     def gaps(micro_batches: Iterable[int]) -> tuple[float, float, str] | None:
         found = {row.name: gap for row in mine
@@ -119,7 +130,7 @@ def summarise(rows: list[Row], search: str) -> Summary:
         planned=len(mine),
         valid=sum(row.gap(search) is not None for row in mine),
         slower=sum(gap > headroom + EQUAL for _, gap, headroom in known),
-        with_headroom=len(open_ones),
+        open_ones=len(open_ones),
         better=fmean(gap < headroom - EQUAL for gap, headroom in open_ones) if open_ones else None,
         closed=fmean((headroom - gap) / headroom for gap, headroom in open_ones) if open_ones else None,
         many=gaps(range(4, 100_001)),
