@@ -100,7 +100,7 @@ def test_a_model_beyond_the_licence_is_told(gurobi):
         assert answer.objective == pytest.approx(-5.0)
 
 
-@pytest.mark.parametrize("kind", ["lockstep-milp", "budget-milp", "checkmate", "time-indexed-milp"])
+@pytest.mark.parametrize("kind", ["lockstep-milp", "budget-milp", "checkmate"])
 def test_planners_claim_the_same_as_with_highs(gurobi, kind):
     """Optima of the models, so not only plans that are valid."""
     problem = random_problem(1, factor=1.15)
