@@ -6,11 +6,14 @@ the settings and the size of the problem, never by the clock: the same seed give
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from tmojax.errors import InputError
+from tmojax.planners.robust import most_robust
 from tmojax.planners.sweep import POLICIES, TURNS, even_starts
 from tmojax.planners.workbench import Candidate, Workbench
 from tmojax.problem import Action, LinkPolicyKind
@@ -18,6 +21,8 @@ from tmojax.problem.step_view import StepView
 from tmojax.relax.coordinate import Coordination
 from tmojax.relax.decisions import Choice, DeviceDecision, Rest
 from tmojax.relax.decode import NEVER, DoesNotFit
+
+LAST_PLANS = 4  # of the best plans of a search, are compared under jitter
 
 
 @dataclass(frozen=True)
@@ -43,10 +48,12 @@ class SearchSettings:
 
 @dataclass(frozen=True)
 class SearchLog:
-    """evaluations: simulations done. improvements: how often each kind of move led to a new best plan."""
+    """evaluations: simulations done. improvements: how often each kind of move led to a new best plan. plans: the start
+    and the last of those best plans, slowest first."""
 
     evaluations: int
     improvements: dict[str, int]
+    plans: tuple[Candidate, ...]
 
 
 def local_search(
@@ -68,7 +75,7 @@ def search_from_two(
         kind: log.improvements.get(kind, 0) + other_log.improvements.get(kind, 0)
         for kind in sorted({*log.improvements, *other_log.improvements})
     }
-    total = SearchLog(log.evaluations + other_log.evaluations, improvements)
+    total = SearchLog(log.evaluations + other_log.evaluations, improvements, log.plans + other_log.plans)
     return (other if other.step_s < best.step_s else best), total
 
 
@@ -84,6 +91,7 @@ def _search(
     rng = np.random.default_rng(seed)
     moves = _Moves(bench, rng)
     best = current = start
+    plans = deque([start], maxlen=LAST_PLANS)
     improvements: dict[str, int] = {}
     since_best = 0
     for evaluation in range(budget):
@@ -99,10 +107,24 @@ def _search(
             current = found
         if found.step_s < best.step_s * (1 - 1e-9):
             best, since_best = found, 0
+            plans.append(found)
             improvements[kind] = improvements.get(kind, 0) + 1
         elif since_best > 40:
             current, since_best = best, 0
-    return best, SearchLog(budget, improvements)
+    return best, SearchLog(budget, improvements, tuple(plans))
+
+
+def robust_choice(
+    bench: Workbench, log: SearchLog, settings: SearchSettings, limit_s: float, seed: int
+) -> tuple[Candidate, dict[str, Any]]:
+    """The most robust of the plans of a search that are nearly as fast as the fastest, with figures for the details.
+
+    Takes a quarter of `evaluations` on top, and at most `instructions`.
+    """
+    rows = max(1, sum(len(rows) for rows in log.plans[-1].schedule.lists))
+    simulations = min(settings.evaluations // 4, settings.instructions // rows)
+    choice = most_robust(bench, log.plans, limit_s=limit_s, simulations=simulations, seed=seed)
+    return choice.plan, choice.figures
 
 
 class _Moves:
@@ -119,6 +141,8 @@ class _Moves:
             kinds += ["start", "starts"]
         if (self.offload or self.recompute) and all(self.roles.values()):
             kinds += ["one", "block", "role", "trade"]
+            if problem.workload.micro_batches > 1 and any(len(bench.view(d).collective_op) for d in self.roles):
+                kinds += ["last"]
         if self.offload and any(len(bench.view(d).state_tensor) for d in range(bench.device_count)):
             kinds += ["state"]
         self.weight = {kind: 1.0 for kind in kinds}
@@ -176,6 +200,8 @@ class _Moves:
             changed = self._flip_state(view, changed)
         elif kind == "trade":
             changed = self._flip(view, self._flip(view, changed, self._pick(first, "one")), self._pick(first, "one"))
+        elif kind == "last":
+            changed = self._flip(view, changed, self._pick(first, ("one", "block", "role")[self.rng.integers(3)]), True)
         else:
             changed = self._flip(view, changed, self._pick(first, kind))
         if self.rng.random() < 0.6:
@@ -196,23 +222,34 @@ class _Moves:
         begin = int(self.rng.integers(0, len(members) - length + 1))
         return members[begin : begin + length]
 
-    def _flip(self, view: StepView, decision: DeviceDecision, members: np.ndarray) -> DeviceDecision:
-        """Give all members one other choice that is allowed for the first of them."""
-        lead = int(members[0])
+    def _flip(
+        self, view: StepView, decision: DeviceDecision, members: np.ndarray, last: bool = False
+    ) -> DeviceDecision:
+        """Give all members one other choice that is allowed for the first of them; `last`: in the last micro-batch only.
+
+        Without `last`, where the last micro-batch is different already: in all of them, or in all but that.
+        """
+        lead, now = int(members[0]), decision.in_last if last else decision.choice
         options = [Choice.KEEP]
         if self.offload and view.may_offload[lead]:
             options.append(Choice.OFFLOAD)
         if view.may_recompute[lead] and (self.recompute or not view.needed[lead]):
             options.append(Choice.RECOMPUTE)
-        options = [option for option in options if option != decision.choice[lead]]
+        options = [option for option in options if option != now[lead]]
         if not options:
             return decision
         option = options[int(self.rng.integers(len(options)))]
-        choice = decision.choice.copy()
+        choice = now.copy()
         allowed = {Choice.KEEP: np.ones(len(choice), bool), Choice.OFFLOAD: view.may_offload,
                    Choice.RECOMPUTE: view.may_recompute}[option]  # fmt: skip
         choice[members[allowed[members]]] = option
-        return DeviceDecision(choice, decision.state_out)
+        if last:
+            return replace(decision, last_choice=choice)
+        if decision.last_choice is None or self.rng.integers(2):
+            return replace(decision, choice=choice)
+        both = decision.last_choice.copy()
+        both[members[allowed[members]]] = option
+        return replace(decision, choice=choice, last_choice=both)
 
     def _flip_state(self, view: StepView, decision: DeviceDecision) -> DeviceDecision:
         """Let a random run of state tensors, all resting or all in use by micro-batches, rest elsewhere."""
@@ -229,7 +266,7 @@ class _Moves:
         options = list(Rest) if resting else [Rest.ON_DEVICE, Rest.AWAY]
         state_out = decision.state_out.astype(np.int8)
         state_out[members[begin : begin + length]] = options[int(self.rng.integers(len(options)))]
-        return DeviceDecision(decision.choice, state_out)
+        return replace(decision, state_out=state_out)
 
 
 def _roles(bench: Workbench, device: int) -> list[np.ndarray]:
