@@ -1,0 +1,312 @@
+"""PyTorch steps by a plan: the same gradients bit for bit, never more memory than planned, clear errors."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is an optional extra: pip install 'tmojax[torch]'")
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch_networks import NETWORKS, network
+from torch_plans import any_plan, batches_of, imported_step, ordinary_gradients, planned, problem_of
+
+from tmojax.check import check
+from tmojax.errors import InputError
+from tmojax.execute_torch import PlannedTorchStep
+from tmojax.problem import Kind, ListBuilder, Problem, Schedule
+from tmojax.problem.io import PlanFile, problem_hash, write_plan, write_problem
+from tmojax.problem.schedule import INSTRUCTION
+
+CASES = [
+    ("mlp", "keep-all", 1.0),
+    ("mlp", "offload-all", 0.8),
+    ("mlp", "ratio-sweep", 0.85),
+    ("gpt", "offload-all", 0.7),
+    ("gpt", "recompute-all", 0.85),
+    ("gpt-dropout", "ratio-sweep", 0.75),
+    ("resnet", "recompute-all", 0.7),
+    ("resnet", "ratio-sweep", 0.75),
+]
+
+
+def run(name, imported, problem, plan, micro_batches=1):
+    """(gradients, outcome) of one planned step."""
+    module, loss, _ = network(name)
+    torch.manual_seed(1)
+    outcome = PlannedTorchStep(imported, problem, plan).step(module, loss, batches_of(name, micro_batches))
+    return [p.grad for p in module.parameters() if p.grad is not None], outcome
+
+
+def require_right(name, gradients, outcome, micro_batches=1):
+    expected = ordinary_gradients(name, batches_of(name, micro_batches))
+    assert all(torch.equal(a, b) for a, b in zip(gradients, expected, strict=True))
+    assert outcome.counted_bytes and outcome.counted_peak_bytes > 0
+    for position, counted in outcome.counted_bytes.items():
+        assert counted <= outcome.planned_bytes[position]
+    assert outcome.host_bytes <= outcome.planned_host_bytes
+
+
+@pytest.mark.parametrize(("name", "planner", "factor"), CASES)
+def test_gradients_are_equal_and_memory_is_within_the_plan(name, planner, factor):
+    imported = imported_step(name)
+    problem = problem_of(imported, factor)
+    gradients, outcome = run(name, imported, problem, planned(problem, planner))
+    require_right(name, gradients, outcome)
+    assert outcome.planned_peak_bytes <= problem.capacity_bytes(0)
+
+
+def test_what_is_kept_counts_exactly_as_planned():
+    """Storages of every kernel of the transformer are in the plan, so the two counts are one number."""
+    imported = imported_step("gpt")
+    problem = problem_of(imported)
+    _, outcome = run("gpt", imported, problem, planned(problem, "keep-all"))
+    assert outcome.counted_peak_bytes == outcome.planned_peak_bytes == problem.capacity_bytes(0)
+
+
+@settings(max_examples=8, deadline=None)
+@given(name=st.sampled_from(NETWORKS), seed=st.integers(0, 10**6))
+def test_any_decisions_give_the_same_gradients(name, seed):
+    imported = imported_step(name)
+    problem = problem_of(imported, 2.0)
+    plan = any_plan(problem, seed)
+    assert check(problem, plan).valid
+    require_right(name, *run(name, imported, problem, plan))
+
+
+@pytest.mark.long
+@settings(max_examples=150, deadline=None)
+@given(name=st.sampled_from(NETWORKS), seed=st.integers(0, 10**6))
+def test_many_decisions_give_the_same_gradients(name, seed):
+    problem = problem_of(imported_step(name), 2.0)
+    require_right(name, *run(name, imported_step(name), problem, any_plan(problem, seed)))
+
+
+def test_micro_batches_are_averaged():
+    imported = imported_step("gpt", micro_batches=3)
+    problem = problem_of(imported, 0.7)
+    gradients, outcome = run("gpt", imported, problem, planned(problem, "offload-all"), 3)
+    require_right("gpt", gradients, outcome, 3)
+    assert len(outcome.losses) == 3
+
+
+def test_buffers_of_the_host_are_used_again():
+    imported = imported_step("mlp")
+    problem = problem_of(imported, 0.8)
+    step = PlannedTorchStep(imported, problem, planned(problem, "offload-all"))
+    module, loss, batch = network("mlp")
+    for _ in range(3):
+        step.step(module, loss, [batch])
+    made, again = step.host_buffers
+    assert 0 < made < again
+
+
+def test_buffers_of_the_module_are_updated_once():
+    """Recomputation runs no kernel again that changes running statistics."""
+    imported = imported_step("resnet")
+    problem = problem_of(imported, 0.7)
+    (module, loss, batch), (plain, _, _) = network("resnet"), network("resnet")
+    PlannedTorchStep(imported, problem, planned(problem, "recompute-all")).step(module, loss, [batch])
+    loss(plain, batch)
+    for ours, theirs in zip(module.buffers(), plain.buffers(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_ops_are_timed():
+    imported = imported_step("mlp")
+    problem = problem_of(imported)
+    module, loss, batch = network("mlp")
+    step = PlannedTorchStep(imported, problem, planned(problem, "keep-all"))
+    outcome = step.step(module, loss, [batch], measure=True)
+    assert set(outcome.op_s) == set(imported.op_of) and all(seconds > 0 for seconds in outcome.op_s.values())
+    measured = imported.with_durations(outcome.op_s).workload
+    assert all(measured.programs[0].ops[op].duration_s == seconds for op, seconds in outcome.op_s.items())
+    assert measured.duration_source.startswith("measured")
+
+
+# --- two ranks -----------------------------------------------------------------------------------------------------
+
+
+def mixed_plan(problem: Problem) -> Schedule:
+    """Rank 0 offloads, rank 1 recomputes; rank 1 starts backward when rank 0 has ended its forward pass."""
+    one, other = planned(problem, "offload-all"), planned(problem, "recompute-all")
+    first, second = one.lists[0].copy(), other.lists[1].copy()
+    program = problem.workload.program(0)
+    backward = next(i for i, op in enumerate(program.ops) if op.phase == "backward")
+    start = int(np.flatnonzero((second["kind"] == Kind.COMPUTE) & (second["op"] == backward))[0])
+    end = int(np.flatnonzero((first["kind"] == Kind.COMPUTE) & (first["op"] == backward - 1))[0])
+    builder = ListBuilder()
+    builder.signal(0, end)
+    builder.wait(0, 0)
+    signal, wait = builder.build()
+    return Schedule(
+        (np.insert(first, end + 1, signal).astype(INSTRUCTION), np.insert(second, start, wait).astype(INSTRUCTION)),
+        (one.initial[0], other.initial[1]),
+    )
+
+
+@pytest.mark.parametrize("name", ["gpt", pytest.param("resnet", marks=pytest.mark.long)])
+def test_two_ranks_with_different_plans(name, tmp_path):
+    imported = imported_step(name, gpus=2, micro_batches=2)
+    problem = problem_of(imported, 0.9)
+    plan = mixed_plan(problem)
+    report = check(problem, plan)
+    assert report.valid, report.violations[:3]
+    write_problem(tmp_path / "problem.json", problem)
+    write_plan(tmp_path / "plan.json", PlanFile(plan, problem_hash(problem), "mixed", "feasible"))
+    here = Path(__file__).parent
+    command = [sys.executable, str(here / "torch_rank.py")]
+    files = [str(tmp_path / "meeting"), name, str(tmp_path / "problem.json"), str(tmp_path / "plan.json")]
+    ranks = [
+        subprocess.Popen([*command, str(rank), *files], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                         env=os.environ | {"OMP_NUM_THREADS": "1"})
+        for rank in range(2)
+    ]  # fmt: skip
+    found = []
+    for rank in ranks:
+        out, error = rank.communicate(timeout=300)
+        assert rank.returncode == 0, error
+        found.append(json.loads(out.splitlines()[-1]))
+    assert all(one["equal"] and one["within"] for one in found)
+    assert found[0]["host_bytes"] > 0 == found[1]["host_bytes"]
+    assert found[0]["peak_bytes"] != found[1]["peak_bytes"]
+
+
+# --- errors --------------------------------------------------------------------------------------------------------
+
+
+def changed(plan: Schedule, change) -> Schedule:
+    rows = plan.lists[0].copy()
+    change(rows)
+    return replace(plan, lists=(rows,))
+
+
+def offload_row(plan: Schedule) -> int:
+    return int(np.flatnonzero(plan.lists[0]["kind"] == Kind.OFFLOAD)[0])
+
+
+@pytest.fixture(scope="module")
+def offloaded():
+    imported = imported_step("gpt")
+    problem = problem_of(imported, 0.8)
+    return imported, problem, planned(problem, "offload-all")
+
+
+def test_a_plan_of_another_step_is_refused(offloaded):
+    imported, problem, plan = offloaded
+    with pytest.raises(InputError, match="the plan is of another step"):
+        PlannedTorchStep(imported_step("mlp"), problem, plan)
+    with pytest.raises(InputError, match=r"of problem .*, not of this one"):
+        PlannedTorchStep(imported, problem_of(imported, 0.9), PlanFile(plan, problem_hash(problem), "x", "feasible"))
+    with pytest.raises(InputError, match="micro-batch"):
+        PlannedTorchStep(imported_step("gpt", micro_batches=2), problem, plan)
+
+
+def test_a_name_that_is_missing_is_named(offloaded):
+    imported, problem, plan = offloaded
+    program = problem.workload.programs[0]
+    index = len(program.tensors) // 2
+    renamed = replace(program.tensors[index], name="h.7.fc:out")
+    tensors = (*program.tensors[:index], renamed, *program.tensors[index + 1 :])
+    other = replace(problem, workload=replace(problem.workload, programs=(replace(program, tensors=tensors),)))
+    with pytest.raises(InputError, match=r"'h\.7\.fc:out': the plan is of another step"):
+        PlannedTorchStep(imported, other, plan)
+
+
+def test_another_number_of_ranks_is_refused():
+    imported = imported_step("mlp", gpus=2)
+    problem = problem_of(imported)
+    with pytest.raises(InputError, match=r"1 take part and the plan is for 2 device"):
+        PlannedTorchStep(imported, problem, planned(problem, "keep-all"))
+
+
+def test_other_kernels_than_imported_are_refused(offloaded):
+    imported, problem, plan = offloaded
+    step = PlannedTorchStep(imported, problem, plan)
+    module, loss, batch = network("gpt")
+    with pytest.raises(InputError, match="import it with the same module, loss and shapes"):
+        step.step(module, lambda m, b: loss(m, b) * 2, [batch])
+    with pytest.raises(InputError, match="results of"):
+        step.step(module, loss, [{key: value[:2] for key, value in batch.items()}])
+    with pytest.raises(InputError, match="2 given"):
+        step.step(module, loss, [batch, batch])
+    require_right("gpt", *run("gpt", imported, problem, plan))  # and nothing is left over from them
+
+
+def test_parameters_cannot_be_moved(offloaded):
+    imported, problem, plan = offloaded
+    rows = plan.lists[0]
+    weights = next(i for i, t in enumerate(problem.workload.programs[0].tensors) if t.name == "parameters and buffers")
+    builder = ListBuilder()
+    builder.offload(weights, 0, 0, problem.machine.devices[0].host_memory)
+    builder.release(weights, 0, problem.machine.devices[0].host_memory)
+    moved = replace(plan, lists=(np.concatenate([rows, builder.build()]),))
+    assert check(problem, moved).valid
+    with pytest.raises(InputError, match="'parameters and buffers' away from the device"):
+        PlannedTorchStep(imported, problem, moved)
+
+
+def test_gradients_under_way_cannot_be_moved(offloaded):
+    imported, problem, plan = offloaded
+    rows, program = plan.lists[0], problem.workload.programs[0]
+    op = next(i for i, op in enumerate(program.ops) if op.phase == "backward" and op.writes)
+    place = int(np.flatnonzero((rows["kind"] == Kind.COMPUTE) & (rows["op"] == op))[0])
+    host = problem.machine.devices[0].host_memory
+    builder = ListBuilder()
+    builder.offload(program.ops[op].writes[0], 0, 0, host)
+    builder.release(program.ops[op].writes[0], 0, host)
+    with pytest.raises(InputError, match="a gradient that autograd passes on"):
+        PlannedTorchStep(imported, problem, replace(plan, lists=(np.insert(rows, place + 1, builder.build()),)))
+
+
+def test_what_python_holds_cannot_be_freed():
+    imported = imported_step("gpt")
+    problem = problem_of(imported)
+    plan, program = planned(problem, "keep-all"), problem.workload.programs[0]
+    tensor = max(imported.held_to, key=lambda t: imported.held_to[t] - program.producer[t])
+    made = program.producer[tensor]
+    assert imported.held_to[tensor] > made + 2
+    rows, host = plan.lists[0], problem.machine.devices[0].host_memory
+    place = int(np.flatnonzero((rows["kind"] == Kind.COMPUTE) & (rows["op"] == made + 1))[0])
+    builder = ListBuilder()
+    builder.offload(tensor, 0, 0, host)
+    builder.release(tensor, 0, 0)
+    builder.prefetch(tensor, 0, host, 0)
+    builder.release(tensor, 0, host)
+    early = replace(plan, lists=(np.insert(rows, place + 1, builder.build()),))
+    assert check(problem, early).valid
+    with pytest.raises(InputError, match="while the module's own code still holds it"):
+        PlannedTorchStep(imported, problem, early)
+
+
+def test_aliases_cannot_be_moved_alone(offloaded):
+    """The importer makes one tensor of a storage; a workload from elsewhere may name storages twice."""
+    imported, problem, plan = offloaded
+    program = problem.workload.programs[0]
+    moved = int(plan.lists[0]["tensor"][offload_row(plan)])
+    tensors = tuple(replace(t, alias_group="one") if i == moved else t for i, t in enumerate(program.tensors))
+    workload = replace(problem.workload, programs=(replace(program, tensors=tensors),))
+    with pytest.raises(InputError, match="shares its storage"):
+        PlannedTorchStep(replace(imported, workload=workload), replace(problem, workload=workload), plan)
+
+
+def test_a_plan_that_the_checker_rejects_is_refused(offloaded):
+    imported, problem, plan = offloaded
+    with pytest.raises(InputError, match="the checker rejects it"):
+        PlannedTorchStep(imported, problem, changed(plan, lambda rows: rows["kind"].__setitem__(offload_row(plan), 3)))
+
+
+def test_the_import_must_be_of_the_same_device():
+    imported = imported_step("mlp")
+    problem = problem_of(imported)
+    elsewhere = replace(imported, traced=replace(imported.traced, device="cuda"))
+    module, loss, batch = network("mlp")
+    with pytest.raises(InputError, match="was imported on 'cuda'"):
+        PlannedTorchStep(elsewhere, problem, planned(problem, "keep-all")).step(module, loss, [batch])
+

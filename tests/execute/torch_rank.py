@@ -1,0 +1,39 @@
+"""One rank of two: `torch_rank.py RANK MEETING_FILE NETWORK PROBLEM PLAN`. Prints what it has found as JSON."""
+
+import json
+import sys
+
+import torch
+import torch.distributed as dist
+from torch_networks import network
+from torch_plans import batches_of, imported_step, ordinary_gradients
+
+from tmojax.execute_torch import PlannedTorchStep
+from tmojax.problem.io import read_plan, read_problem
+
+rank, meeting, name, problem_file, plan_file = int(sys.argv[1]), *sys.argv[2:]
+torch.set_num_threads(1)
+dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
+problem = read_problem(problem_file)
+micro_batches = problem.workload.micro_batches
+step = PlannedTorchStep(imported_step(name, 2, micro_batches), problem, read_plan(plan_file))
+module, loss, _ = network(name)
+for _ in range(2):  # the second uses the host buffers of the first
+    torch.manual_seed(1)
+    outcome = step.step(module, loss, batches_of(name, micro_batches, rank))
+expected = ordinary_gradients(name, batches_of(name, micro_batches, rank))
+for gradient in expected:
+    dist.all_reduce(gradient)
+    gradient.div_(2)
+found = [p.grad for p in module.parameters() if p.grad is not None]
+print(
+    json.dumps(
+        {
+            "equal": all(torch.equal(a, b) for a, b in zip(found, expected, strict=True)),
+            "within": all(count <= outcome.planned_bytes[i] for i, count in outcome.counted_bytes.items()),
+            "peak_bytes": outcome.counted_peak_bytes,
+            "host_bytes": outcome.host_bytes,
+        }
+    )
+)
+dist.destroy_process_group()

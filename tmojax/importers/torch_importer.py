@@ -1,0 +1,241 @@
+"""From a PyTorch module, its loss and example inputs to a workload that every planner can plan.
+
+Ops are the kernels of forward and the autograd nodes of backward, in the order in which they run. Tensors are storages,
+so views cost nothing and what shares memory is one tensor. Parameters, gradients, buffers and the batch stay on the
+device: the hooks that run a plan (`tmojax.execute_torch`) can move only what autograd saves.
+"""
+
+# PyTorch is optional, and static checks pass without it.
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from tmojax.errors import InputError
+from tmojax.importers.jax_roofline import COMPUTE_EFFICIENCY, MEMORY_EFFICIENCY, GpuSpec, find_gpu
+from tmojax.importers.torch_tracing import MADE, Loss, Storage, TracedOp, TracedPass, storages_of, trace_pass
+from tmojax.problem.workload import (
+    Collective,
+    CollectiveKind,
+    Lifetime,
+    Op,
+    Phase,
+    Program,
+    Tensor,
+    TensorKind,
+    Workload,
+    validate_workload,
+)
+
+STATE_NAMES = {
+    TensorKind.WEIGHT: "parameters and buffers",
+    TensorKind.GRADIENT: "gradients",
+    TensorKind.INPUT: "batch and constants",
+    TensorKind.OPTIMIZER_STATE: "optimizer state",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class ImportedTorchStep:
+    """A workload, and how it came from the traced pass.
+
+    `op_of` [op of the pass]: op of the workload. Tensors that a forward op writes: first what it allocates, in order,
+    then what it changes in place. `held_to` [tensor]: forward op before whose end Python does not let go of it.
+    """
+
+    workload: Workload
+    traced: TracedPass
+    op_of: tuple[int, ...]
+    held_to: dict[int, int]
+
+    def with_durations(self, duration_s: dict[int, float]) -> ImportedTorchStep:
+        """The same step with measured seconds for ops of the workload (`StepOutcome.op_s`)."""
+        program = self.workload.programs[0]
+        ops = tuple(replace(op, duration_s=duration_s.get(i, op.duration_s)) for i, op in enumerate(program.ops))
+        workload = replace(
+            self.workload, programs=(replace(program, ops=ops),), duration_source="measured: kernels of a PyTorch step"
+        )
+        return replace(self, workload=workload)
+
+
+def import_torch_step(
+    module: torch.nn.Module,
+    loss: Loss,
+    batch: Any,
+    *,
+    gpu: str,
+    gpus: int = 1,
+    micro_batches: int = 1,
+    optimizer: torch.optim.Optimizer | None = None,
+    name: str = "torch",
+) -> ImportedTorchStep:
+    """Import the step of one rank: `loss(module, batch)`, backward, the sum of gradients over `gpus` ranks.
+
+    Nothing is computed. Op durations are a roofline of `gpu` (a name of the GPU table): FLOP by PyTorch's own formulas,
+    bytes of all operands and results. With `optimizer`, whose state must exist (one `optimizer.step()`), the state
+    counts and the update is an op. Gradients count from the start of the step: they are accumulated in place.
+    Raises InputError as `trace_pass`, and for unknown GPUs and dtypes that the GPU does not multiply.
+    """
+    if gpus < 1 or micro_batches < 1:
+        raise InputError(f"gpus, micro_batches: {gpus}, {micro_batches} must be at least 1")
+    traced = trace_pass(module, loss, batch)
+    builder = _Builder(traced, find_gpu(gpu), optimizer)
+    program = builder.program(name, gpus)
+    collectives = ()
+    if gpus > 1:
+        size = builder.state_bytes[TensorKind.GRADIENT]
+        collectives = (Collective("gradients", CollectiveKind.ALL_REDUCE, size, tuple(range(gpus))),)
+    workload = Workload(name, (program,), (0,) * gpus, micro_batches, f"roofline: {gpu}", collectives)
+    validate_workload(workload)
+    return ImportedTorchStep(workload, traced, tuple(builder.op_of), builder.held_to)
+
+
+class _Builder:
+    def __init__(self, traced: TracedPass, gpu: GpuSpec, optimizer: torch.optim.Optimizer | None) -> None:
+        self.traced, self.gpu = traced, gpu
+        self.state_bytes = dict.fromkeys(STATE_NAMES, 0)
+        for storage in traced.storages:
+            if storage.role != MADE:
+                self.state_bytes[TensorKind(storage.role)] += storage.size_bytes
+        if optimizer is not None:
+            self.state_bytes[TensorKind.OPTIMIZER_STATE] = optimizer_state_bytes(optimizer)
+        self.tensors = [
+            Tensor(STATE_NAMES[kind], size, kind, Lifetime.STATE) for kind, size in self.state_bytes.items() if size
+        ]
+        self.state = tuple(range(len(self.tensors)))
+        self.ops: list[Op] = []
+        self.op_of: list[int] = []
+        self.tensor_of: dict[int, int] = {}
+        self.held_to: dict[int, int] = {}
+        self.names: dict[str, int] = {}
+        self.updates = optimizer is not None
+
+    def program(self, name: str, gpus: int) -> Program:
+        fixed = self._never_again()
+        for place, op in enumerate(self.traced.ops):
+            self._add(place, op, fixed)
+            self._hold(place)
+        kind = {self.tensors[index].kind: index for index in self.state}
+        if gpus > 1:
+            self.ops.append(
+                Op("all-reduce", Phase.COLLECTIVE, 0.0, updates=(kind[TensorKind.GRADIENT],), recomputable=False,
+                   step_op=True, collective="gradients")
+            )  # fmt: skip
+        if self.updates:
+            changed = tuple(kind[k] for k in (TensorKind.WEIGHT, TensorKind.OPTIMIZER_STATE) if k in kind)
+            traffic = 2 * sum(self.tensors[t].size_bytes for t in changed) + self.state_bytes[TensorKind.GRADIENT]
+            self.ops.append(
+                Op("optimizer", Phase.OPTIMIZER, self._memory_s(traffic), reads=(kind[TensorKind.GRADIENT],),
+                   updates=changed, recomputable=False, step_op=True, memory_traffic_bytes=traffic)
+            )  # fmt: skip
+        return Program(name, tuple(self.tensors), tuple(self.ops))
+
+    def _add(self, place: int, op: TracedOp, fixed: set[int]) -> None:
+        storages = self.traced.storages
+        inside = {s for s in op.writes if op.backward and storages[s].held_to == place}
+        index = len(self.ops)
+        self.op_of.append(index)
+        label = self._unique(f"{op.module}.{op.name}" if op.module else op.name)
+        touched = {self.tensor_of[s] for s in (*op.reads, *op.updates) if storages[s].role == MADE and s not in inside}
+        if op.backward:
+            touched |= {self.tensor_of[s] for s in self._held_over(place)}
+        # What forward changes in place is a new tensor in the plan: no version is ever needed after the next.
+        changed = [] if op.backward else [s for s in op.updates if storages[s].role == MADE]
+        made = [s for s in (*op.writes, *changed) if s not in inside]
+        for storage in made:
+            self.tensor_of[storage] = len(self.tensors)
+            self.tensors.append(self._tensor(storages[storage], label))
+        writes = tuple(self.tensor_of[s] for s in made)
+        self.ops.append(
+            Op(
+                name=label,
+                phase=Phase.BACKWARD if op.backward else Phase.FORWARD,
+                duration_s=self._seconds(op),
+                reads=(*self.state, *sorted(touched - set(writes))),
+                writes=writes,
+                workspace_bytes=max((sum(storages[s].size_bytes for s in a & inside) for a in op.alive), default=0),
+                recomputable=not op.backward and place not in fixed,
+                layer=layer_label(op.module),
+                flops=op.vector_flops + sum(op.by_dtype.values()),
+                memory_traffic_bytes=op.traffic_bytes,
+            )
+        )
+
+    def _held_over(self, place: int) -> list[int]:
+        """Storages that something other than saved tensors holds during an op of backward, from before it."""
+        return [
+            index for index, storage in enumerate(self.traced.storages)
+            if storage.role == MADE and storage.made_by < place <= storage.held_to
+        ]  # fmt: skip
+
+    def _hold(self, place: int) -> None:
+        """An op that takes no time, where Python lets go of forward storages some time after their last use."""
+        if place >= self.traced.forward_end:
+            return
+        op, ending = self.traced.ops[place], []
+        for index, storage in enumerate(self.traced.storages):
+            if storage.role == MADE and storage.held_to == place and storage.made_by < self.traced.forward_end:
+                self.held_to[self.tensor_of[index]] = len(self.ops) - 1
+                if index not in op.reads and index not in op.writes and index not in op.updates:
+                    ending.append(self.tensor_of[index])
+        if ending:
+            for tensor in ending:
+                self.held_to[tensor] = len(self.ops)
+            name = self._unique(f"held after {self.ops[-1].name}")
+            self.ops.append(Op(name, Phase.FORWARD, 0.0, reads=tuple(sorted(ending)), recomputable=False))
+
+    def _never_again(self) -> set[int]:
+        """Ops of the pass that cannot run again to the same result, or whose result is held through backward."""
+        fixed: set[int] = set()
+        last_update: dict[int, int] = {}
+        for place, op in enumerate(self.traced.ops[: self.traced.forward_end]):
+            for storage in op.updates:
+                last_update[storage] = place
+        for place, op in enumerate(self.traced.ops[: self.traced.forward_end]):
+            changed = any(last_update.get(s, -1) >= place for s in (*op.reads, *op.writes, *op.updates))
+            held = any(self.traced.storages[s].held_to >= self.traced.forward_end for s in op.writes)
+            if op.seeded or changed or held:
+                fixed.add(place)
+        return fixed
+
+    def _tensor(self, storage: Storage, label: str) -> Tensor:
+        gradient = storage.made_by >= self.traced.forward_end
+        kind = TensorKind.GRADIENT if gradient else TensorKind.ACTIVATION
+        return Tensor(self._unique(f"{label}:out"), storage.size_bytes, kind)
+
+    def _unique(self, name: str) -> str:
+        count = self.names[name] = self.names.get(name, -1) + 1
+        return f"{name}#{count}" if count else name
+
+    def _seconds(self, op: TracedOp) -> float:
+        compute_s = op.vector_flops / (COMPUTE_EFFICIENCY * self.gpu.vector_flops_per_s)
+        for dtype, flops in op.by_dtype.items():
+            peak = self.gpu.matmul_flops_per_s.get(dtype, self.gpu.vector_flops_per_s)
+            compute_s += flops / (COMPUTE_EFFICIENCY * peak)
+        return max(compute_s, self._memory_s(op.traffic_bytes))
+
+    def _memory_s(self, traffic_bytes: int) -> float:
+        return traffic_bytes / (MEMORY_EFFICIENCY * self.gpu.memory_bandwidth_bytes_per_s)
+
+
+def layer_label(module: str) -> str:
+    """The block that a submodule belongs to: its path up to the first number, `h.0` of `h.0.attn.qkv`."""
+    parts = module.split(".")
+    numbers = [place for place, part in enumerate(parts) if part.isdigit()]
+    return ".".join(parts[: numbers[0] + 1]) if numbers else parts[0]
+
+
+def optimizer_state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of an optimizer's state on the device of its parameters. Raises InputError if there is none yet."""
+    if not optimizer.state:
+        raise InputError(
+            f"optimizer: {type(optimizer).__name__} has no state yet; run one optimizer.step() before the import, or "
+            f"leave the optimizer out if it has none (plain SGD)"
+        )
+    device = optimizer.param_groups[0]["params"][0].device
+    found = storages_of([dict(state) for state in optimizer.state.values()], device)
+    return sum(storage.nbytes() for storage in found.values())
