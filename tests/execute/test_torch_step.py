@@ -1,5 +1,6 @@
 """PyTorch steps by a plan: the same gradients bit for bit, never more memory than planned, clear errors."""
 
+import copy
 import json
 import os
 import subprocess
@@ -14,12 +15,16 @@ pytest.importorskip("torch", reason="PyTorch is an optional extra: pip install '
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 from torch_networks import NETWORKS, network
-from torch_plans import any_plan, batches_of, imported_step, ordinary_gradients, planned, problem_of
+from torch_plans import GPU, any_plan, batches_of, imported_step, ordinary_gradients, planned, problem_of
 
 from tmojax.check import check
 from tmojax.errors import InputError
 from tmojax.execute_torch import PlannedTorchStep
+from tmojax.importers.torch_importer import import_torch_step
 from tmojax.problem import Kind, ListBuilder, Problem, Schedule
 from tmojax.problem.io import PlanFile, problem_hash, write_plan, write_problem
 from tmojax.problem.schedule import INSTRUCTION
@@ -33,6 +38,7 @@ CASES = [
     ("gpt-dropout", "ratio-sweep", 0.75),
     ("resnet", "recompute-all", 0.7),
     ("resnet", "ratio-sweep", 0.75),
+    ("vit", "offload-all", 0.7),
 ]
 
 
@@ -86,6 +92,97 @@ def test_any_decisions_give_the_same_gradients(name, seed):
 def test_many_decisions_give_the_same_gradients(name, seed):
     problem = problem_of(imported_step(name), 2.0)
     require_right(name, *run(name, imported_step(name), problem, any_plan(problem, seed)))
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        (x,) = ctx.saved_tensors
+        return 2 * x * gradients[0]
+
+
+class OwnFunction(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 32), nn.Linear(32, 16)
+        self.first.weight.requires_grad_(False)
+
+    def forward(self, x):
+        return self.second(Square.apply(self.first(x)))
+
+
+class OwnCheckpoint(OwnFunction):
+    def forward(self, x):
+        return checkpoint(super().forward, x, use_reentrant=False)
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(16, 16, 2), nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.head(self.lstm(x)[0])
+
+
+TEACHER = nn.Linear(16, 16)
+
+
+def mean_square(module, x):
+    return module(x).square().mean()
+
+
+def lower_precision(module, x):
+    with torch.autocast("cpu", torch.bfloat16):
+        y = module(x)
+    return y.float().square().mean()
+
+
+def from_a_teacher(module, x):
+    return F.mse_loss(module(x), TEACHER(x).detach())
+
+
+@pytest.mark.parametrize(
+    ("make", "loss", "fake"),
+    [
+        (OwnFunction, mean_square, True),
+        (OwnCheckpoint, mean_square, True),
+        (lambda: nn.Sequential(nn.Linear(16, 32), nn.SiLU(), nn.Linear(32, 16)), from_a_teacher, True),
+        (lambda: nn.TransformerEncoderLayer(16, 4, 32, 0.1, batch_first=True), mean_square, True),
+        (lambda: nn.Sequential(nn.Linear(16, 64), nn.LayerNorm(64), nn.Linear(64, 4)), lower_precision, False),
+        (Recurrent, mean_square, False),
+    ],
+    ids=["function", "checkpoint", "teacher", "encoder", "autocast", "lstm"],
+)
+def test_kinds_of_modules(make, loss, fake):
+    torch.manual_seed(0)
+    module, batch = make(), torch.randn(4, 8, 16)
+    plain = copy.deepcopy(module)
+    imported = import_torch_step(module, loss, batch, gpu=GPU, fake=fake)
+    problem = problem_of(imported, 2.0)
+    torch.manual_seed(1)
+    value = loss(plain, batch)
+    value.backward()
+    for plan in (planned(problem, "offload-all"), planned(problem, "recompute-all"), any_plan(problem, 7)):
+        torch.manual_seed(1)
+        outcome = PlannedTorchStep(imported, problem, plan).step(module, loss, [batch])
+        assert outcome.losses == (float(value.detach()),)
+        for ours, theirs in zip(module.parameters(), plain.parameters(), strict=True):
+            assert torch.equal(ours.grad, theirs.grad) if theirs.grad is not None else not ours.requires_grad
+        assert all(count <= outcome.planned_bytes[i] for i, count in outcome.counted_bytes.items())
+
+
+def test_kernels_that_return_more_than_fake_tensors_know_are_told():
+    module, batch = Recurrent(), torch.randn(4, 8, 16)
+    imported = import_torch_step(module, mean_square, batch, gpu=GPU)
+    problem = problem_of(imported)
+    with pytest.raises(InputError, match="with fake=False"):
+        PlannedTorchStep(imported, problem, planned(problem, "keep-all")).step(module, mean_square, [batch])
 
 
 def test_micro_batches_are_averaged():
@@ -232,7 +329,7 @@ def test_other_kernels_than_imported_are_refused(offloaded):
     module, loss, batch = network("gpt")
     with pytest.raises(InputError, match="import it with the same module, loss and shapes"):
         step.step(module, lambda m, b: loss(m, b) * 2, [batch])
-    with pytest.raises(InputError, match="results of"):
+    with pytest.raises(InputError, match="import it with a batch of the same shapes"):
         step.step(module, loss, [{key: value[:2] for key, value in batch.items()}])
     with pytest.raises(InputError, match="2 given"):
         step.step(module, loss, [batch, batch])

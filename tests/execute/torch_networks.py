@@ -24,9 +24,9 @@ class MLP(nn.Module):
 
 
 class Attention(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, causal: bool) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.causal = heads, causal
         self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -35,14 +35,14 @@ class Attention(nn.Module):
             part.view(rows, length, self.heads, width // self.heads).transpose(1, 2)
             for part in self.qkv(x).split(width, -1)
         )
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         return self.proj(mixed.transpose(1, 2).reshape(rows, length, width))
 
 
 class Block(nn.Module):
-    def __init__(self, width: int, heads: int, dropout: float) -> None:
+    def __init__(self, width: int, heads: int, dropout: float = 0.0, causal: bool = True) -> None:
         super().__init__()
-        self.ln1, self.attn = nn.LayerNorm(width), Attention(width, heads)
+        self.ln1, self.attn = nn.LayerNorm(width), Attention(width, heads, causal)
         self.ln2, self.fc, self.out = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
         self.dropout = nn.Dropout(dropout)
 
@@ -96,6 +96,23 @@ class ResNet(nn.Module):
         return self.head(F.max_pool2d(x, 2).mean((2, 3)))
 
 
+class ViT(nn.Module):
+    """Patches by a convolution, encoder blocks, mean over patches."""
+
+    def __init__(self, width: int = 32, layers: int = 2) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, 4, stride=4)
+        self.places = nn.Parameter(torch.zeros(16, width))
+        self.blocks = nn.ModuleList(Block(width, 4, causal=False) for _ in range(layers))
+        self.ln, self.head = nn.LayerNorm(width), nn.Linear(width, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.patches(x).flatten(2).transpose(1, 2) + self.places
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.ln(x).mean(1))
+
+
 def _squares(module: nn.Module, batch: Any) -> torch.Tensor:
     return F.mse_loss(module(batch["x"]), batch["y"])
 
@@ -115,8 +132,8 @@ def network(name: str) -> Case:
         return MLP(), _squares, batch_of(name, 0)
     if name in ("gpt", "gpt-dropout"):
         return GPT(dropout=0.1 if name == "gpt-dropout" else 0.0), _words, batch_of(name, 0)
-    if name == "resnet":
-        return ResNet(), _classes, batch_of(name, 0)
+    if name in ("resnet", "vit"):
+        return ResNet() if name == "resnet" else ViT(), _classes, batch_of(name, 0)
     raise KeyError(name)
 
 
@@ -124,10 +141,10 @@ def batch_of(name: str, seed: int) -> dict[str, torch.Tensor]:
     random = torch.Generator().manual_seed(seed)
     if name == "mlp":
         return {key: torch.randn(64, 32, generator=random) for key in "xy"}
-    if name == "resnet":
+    if name in ("resnet", "vit"):
         x = torch.randn(4, 3, 16, 16, generator=random)
         return {"x": x, "y": torch.randint(0, 10, (4,), generator=random)}
     return {key: torch.randint(0, 64, (4, 16), generator=random) for key in "xy"}
 
 
-NETWORKS = ("mlp", "gpt", "gpt-dropout", "resnet")
+NETWORKS = ("mlp", "gpt", "gpt-dropout", "resnet", "vit")

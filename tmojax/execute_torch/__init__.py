@@ -1,5 +1,6 @@
 """PyTorch steps that run by a plan, one process per device (docs/run-a-plan.md). Needs the extra `torch`."""
 
 from tmojax.execute_torch.planned_step import PlannedTorchStep, StepOutcome
+from tmojax.execute_torch.selective import KernelAction, SelectiveCheckpoints, selective_planner
 
-__all__ = ["PlannedTorchStep", "StepOutcome"]
+__all__ = ["KernelAction", "PlannedTorchStep", "SelectiveCheckpoints", "StepOutcome", "selective_planner"]

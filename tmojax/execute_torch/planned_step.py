@@ -11,6 +11,7 @@ back, releases, recomputations. The module, its loss and autograd stay as they a
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,16 +26,9 @@ from tmojax.execute_torch.instructions import Instruction, RankList, checked_sch
 from tmojax.execute_torch.ledger import Ledger
 from tmojax.execute_torch.ranks import Ranks
 from tmojax.execute_torch.tensors import Tensors, View, view_of
+from tmojax.importers.torch_calls import Loss, changed_in_place, require_loss, step_device, storages_of
 from tmojax.importers.torch_importer import ImportedTorchStep
-from tmojax.importers.torch_tracing import (
-    CONSTANT,
-    UNPACK,
-    Loss,
-    changed_in_place,
-    require_loss,
-    step_device,
-    storages_of,
-)
+from tmojax.importers.torch_tracing import CONSTANT, UNPACK
 from tmojax.problem import Kind, Problem, Schedule
 from tmojax.problem.io import PlanFile
 
@@ -80,6 +74,14 @@ class PlannedTorchStep:
         self._ranks = Ranks(problem, group)
         self._imported, self._workload = imported, problem.workload
         self._list: RankList = prepare_rank(imported, problem, schedule, self._ranks.rank)
+        links = zip(problem.machine.links, schedule.link_policies, strict=False)
+        turns = [f"{link.name}: {policy.kind}" for link, policy in links if policy.kind != "fair"]
+        if turns:
+            warnings.warn(
+                f"plan: turns on links ({', '.join(turns)}) are not enforced between processes, whose copies share "
+                f"links as the hardware does; results are the same, times may differ",
+                stacklevel=2,
+            )
         self._pool: HostPool | None = None
 
     @property
@@ -225,8 +227,13 @@ class _Running(TorchDispatchMode):
         if self._traced.ops[place].updates:
             changed = storages_of(changed_in_place(func, args, kwargs), self._device)
             new += [storage for address, storage in changed.items() if address in self._tensor_at]
-        if [storage.nbytes() for storage in new] != [self._program.tensors[tensor].size_bytes for tensor in writes]:
-            raise self._another(f"{func} with results of {[storage.nbytes() for storage in new]} bytes", before=1)
+        found, expected = [s.nbytes() for s in new], [self._program.tensors[tensor].size_bytes for tensor in writes]
+        if found != expected:
+            raise InputError(
+                f"step: {func} returns {found} bytes, and {expected} in the step that was imported; import it with a "
+                f"batch of the same shapes, and if that is so already (fake tensors do not know what some kernels "
+                f"allocate), with fake=False"
+            )
         for tensor, storage in zip(writes, new, strict=True):
             address = storage._cdata
             if address not in self._tensor_at:
@@ -279,7 +286,9 @@ class _Running(TorchDispatchMode):
         """Recompute an op; results that are on the device already are dropped."""
         func, args, kwargs = self._recorded[op]
         args, kwargs = tree_map(lambda x: self._tensors.tensor(x) if isinstance(x, View) else x, (args, kwargs))
-        result = func(*args, **kwargs)
+        # As the first time: with gradients on, which some kernels ask for, and below autograd, which would save again.
+        with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
+            result = func(*args, **kwargs)
         for tensor, storage in zip(self._program.ops[op].writes, self._new(result), strict=True):
             self._count(storage)
             if (tensor, self._micro_batch) not in self._tensors:
@@ -327,8 +336,8 @@ class _Running(TorchDispatchMode):
         if self._measure and last is not None and last.kind is Kind.COMPUTE:
             self.op_s[last.op] = self._now_s() - self._started_s
 
-    def _another(self, what: str, before: int = 0) -> InputError:
-        place = self._event - before
+    def _another(self, what: str) -> InputError:
+        place = self._event
         expected = self._traced.calls[place][0] if place < len(self._traced.calls) else "the end of the step"
         return InputError(
             f"step: after {place} kernels and saved tensors comes {what}, and {expected} in the step that was "

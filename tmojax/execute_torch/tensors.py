@@ -41,7 +41,7 @@ class Tensors:
     """
 
     def __init__(self, device: torch.device, pool: HostPool, allocated: Callable[[torch.UntypedStorage], None]) -> None:
-        self._device, self._pool, self._allocated = device, pool, allocated
+        self.device, self._pool, self._allocated = device, pool, allocated
         self._cuda = device.type == "cuda"
         self._out: Any = torch.cuda.Stream(device) if self._cuda else None
         self._in: Any = torch.cuda.Stream(device) if self._cuda else None
@@ -68,7 +68,7 @@ class Tensors:
         if instance in self._on_device:
             return
         buffer = self._on_host[instance]
-        content = torch.empty(buffer.content.nbytes, dtype=torch.uint8, device=self._device)
+        content = torch.empty(buffer.content.nbytes, dtype=torch.uint8, device=self.device)
         self._allocated(content.untyped_storage())
         self._on_device[instance] = content.untyped_storage()
         self._copy(self._in, instance, buffer, content, buffer.content)
@@ -88,19 +88,19 @@ class Tensors:
         if storage is None:
             self._settle(view.instance)
             storage = self._on_device[view.instance]
-        empty = torch.empty(0, dtype=view.dtype, device=self._device)
+        empty = torch.empty(0, dtype=view.dtype, device=self.device)
         return empty.set_(storage, view.offset, view.size, view.stride)  # type: ignore[call-overload]
 
     def under_way(self) -> list[Any]:
         """Events of all that has been started on the device so far; none on a CPU, where everything is done."""
         if not self._cuda:
             return []
-        return [s.record_event() for s in (torch.cuda.current_stream(self._device), self._out, self._in)]
+        return [s.record_event() for s in (torch.cuda.current_stream(self.device), self._out, self._in)]
 
     def join(self) -> None:
         """Everything that is started from now on waits for everything that was started before."""
         for event in self.under_way():
-            for stream in (torch.cuda.current_stream(self._device), self._out, self._in):
+            for stream in (torch.cuda.current_stream(self.device), self._out, self._in):
                 stream.wait_event(event)
 
     def clear(self) -> None:
@@ -110,7 +110,7 @@ class Tensors:
             self.release_host(instance)
 
     def _bytes(self, storage: torch.UntypedStorage) -> torch.Tensor:
-        empty = torch.empty(0, dtype=torch.uint8, device=self._device)
+        empty = torch.empty(0, dtype=torch.uint8, device=self.device)
         return empty.set_(storage, 0, (storage.nbytes(),), (1,))  # type: ignore[call-overload]
 
     def _copy(
@@ -119,7 +119,7 @@ class Tensors:
         if stream is None:
             target.copy_(source)
             return
-        stream.wait_stream(torch.cuda.current_stream(self._device))
+        stream.wait_stream(torch.cuda.current_stream(self.device))
         for event in (buffer.done, self._copying.get(instance)):
             if event is not None:
                 stream.wait_event(event)
@@ -132,4 +132,4 @@ class Tensors:
         """What is computed next waits for the copies of this tensor."""
         event = self._copying.pop(instance, None)
         if event is not None:
-            torch.cuda.current_stream(self._device).wait_event(event)
+            torch.cuda.current_stream(self.device).wait_event(event)

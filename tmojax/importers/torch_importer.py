@@ -17,7 +17,8 @@ import torch
 
 from tmojax.errors import InputError
 from tmojax.importers.jax_roofline import COMPUTE_EFFICIENCY, MEMORY_EFFICIENCY, GpuSpec, find_gpu
-from tmojax.importers.torch_tracing import MADE, Loss, Storage, TracedOp, TracedPass, storages_of, trace_pass
+from tmojax.importers.torch_calls import Loss, storages_of
+from tmojax.importers.torch_tracing import MADE, Storage, TracedOp, TracedPass, trace_pass
 from tmojax.problem.workload import (
     Collective,
     CollectiveKind,
@@ -72,17 +73,19 @@ def import_torch_step(
     micro_batches: int = 1,
     optimizer: torch.optim.Optimizer | None = None,
     name: str = "torch",
+    fake: bool = True,
 ) -> ImportedTorchStep:
     """Import the step of one rank: `loss(module, batch)`, backward, the sum of gradients over `gpus` ranks.
 
-    Nothing is computed. Op durations are a roofline of `gpu` (a name of the GPU table): FLOP by PyTorch's own formulas,
-    bytes of all operands and results. With `optimizer`, whose state must exist (one `optimizer.step()`), the state
-    counts and the update is an op. Gradients count from the start of the step: they are accumulated in place.
+    Nothing is computed, unless `fake` is off (`trace_pass`). Op durations are a roofline of `gpu` (a name of the GPU
+    table): FLOP by PyTorch's own formulas, bytes of all operands and results. With `optimizer`, whose state must exist
+    (one `optimizer.step()`), the state counts and the update is an op. Gradients count from the start of the step: they
+    are accumulated in place.
     Raises InputError as `trace_pass`, and for unknown GPUs and dtypes that the GPU does not multiply.
     """
     if gpus < 1 or micro_batches < 1:
         raise InputError(f"gpus, micro_batches: {gpus}, {micro_batches} must be at least 1")
-    traced = trace_pass(module, loss, batch)
+    traced = trace_pass(module, loss, batch, fake)
     builder = _Builder(traced, find_gpu(gpu), optimizer)
     program = builder.program(name, gpus)
     collectives = ()
@@ -140,7 +143,8 @@ class _Builder:
         index = len(self.ops)
         self.op_of.append(index)
         label = self._unique(f"{op.module}.{op.name}" if op.module else op.name)
-        touched = {self.tensor_of[s] for s in (*op.reads, *op.updates) if storages[s].role == MADE and s not in inside}
+        used = [s for s in (*op.reads, *op.updates) if storages[s].role == MADE and s not in op.writes]
+        touched = {self.tensor_of[s] for s in used}
         if op.backward:
             touched |= {self.tensor_of[s] for s in self._held_over(place)}
         # What forward changes in place is a new tensor in the plan: no version is ever needed after the next.

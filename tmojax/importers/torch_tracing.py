@@ -1,6 +1,6 @@
-"""What one forward and backward pass of a PyTorch module does, seen without running it.
+"""What one forward and backward pass of a PyTorch module does, seen without computing it.
 
-The pass runs on fake tensors (shapes and dtypes without data), below autograd, so every kernel is seen once with its
+The pass runs on fake tensors (shapes and dtypes without data), and a mode below autograd sees every kernel with its
 storages. Saved tensors are dropped when autograd packs them: a storage then dies exactly when Python lets it go, and
 the time from there to its first use in backward is the time in which a plan may move it.
 """
@@ -12,24 +12,39 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
 
 from tmojax.errors import InputError
+from tmojax.importers.torch_calls import (
+    Loss,
+    chance_of_dropping,
+    changed_in_place,
+    module_paths,
+    node_name,
+    require_loss,
+    starts_op,
+    step_device,
+    storages_of,
+)
 from tmojax.problem.workload import TensorKind
 
 UNPACK = "unpack"  # in `TracedPass.calls`: autograd takes a saved tensor back
 CONSTANT = "constant"  # start of the names of storages that neither kernels made nor the caller gave
 MADE = "made"  # the role of a storage that a kernel of the pass allocates; all others exist before it
-Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
 
 
 @dataclass(eq=False)
@@ -86,25 +101,18 @@ class TracedPass:
     forward_calls: int
 
 
-def trace_pass(module: torch.nn.Module, loss: Loss, batch: Any) -> TracedPass:
-    """Trace `loss(module, batch)` and its backward pass. Nothing is computed and `module` is left as it is.
+def trace_pass(module: torch.nn.Module, loss: Loss, batch: Any, fake: bool = True) -> TracedPass:
+    """Trace `loss(module, batch)` and its backward pass; `module` is left as it is.
 
+    `fake`: on fake tensors, so nothing is computed. Otherwise on a copy of the module with memory of its own: some
+    kernels return more memory than fake tensors know of. (Backward then gets zeros for what was saved.)
     Raises InputError for modules on several devices, a loss that is no number, a pass whose course depends on values
     of tensors, and saved tensors that are changed in place.
     """
     device = step_device(module)
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    memo: dict[int, Any] = {}
-    for parameter in module.parameters():
-        fake = torch.nn.Parameter(mode.from_tensor(parameter.detach()), parameter.requires_grad)
-        with mode:
-            fake.grad = torch.empty_like(fake, requires_grad=False)
-        memo[id(parameter)] = fake
-    for buffer in module.buffers():
-        memo[id(buffer)] = mode.from_tensor(buffer.detach())
-    copied = copy.deepcopy(module, memo)
-    inputs = tree_map(lambda x: mode.from_tensor(x) if isinstance(x, torch.Tensor) else x, batch)
-    seen = _Seen(device)
+    mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
+    copied, inputs = _fake_copy(module, batch, mode) if mode else _real_copy(module, batch, device)
+    seen = _Seen(device, mode)
     for name, parameter in copied.named_parameters():
         seen.know(parameter, name, TensorKind.WEIGHT)
         if parameter.requires_grad:
@@ -114,10 +122,10 @@ def trace_pass(module: torch.nn.Module, loss: Loss, batch: Any) -> TracedPass:
     for path, leaf in tree_flatten_with_path(inputs)[0]:
         if isinstance(leaf, torch.Tensor):
             seen.know(leaf, "batch" + "".join(str(key) for key in path), TensorKind.INPUT)
+    random = torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
+    hooks = torch.autograd.graph.saved_tensors_hooks(seen.pack, seen.unpack)
     try:
-        with mode, module_paths(copied, seen.modules), seen, torch.autograd.graph.saved_tensors_hooks(
-            seen.pack, seen.unpack
-        ):
+        with random, mode or nullcontext(), module_paths(copied, seen.modules), seen, hooks:
             value = require_loss(loss(copied, inputs))
             seen.forward_end, seen.forward_calls = len(seen.ops), len(seen.calls)
             with seen.paused():
@@ -132,80 +140,32 @@ def trace_pass(module: torch.nn.Module, loss: Loss, batch: Any) -> TracedPass:
     return TracedPass(seen.storages, seen.ops, seen.forward_end, device.type, seen.calls, seen.forward_calls)
 
 
-def step_device(module: torch.nn.Module) -> torch.device:
-    """The one device of a module's parameters. Raises InputError if there is none or several."""
-    devices = {parameter.device for parameter in module.parameters()}
-    if len(devices) != 1:
-        raise InputError(f"module: its parameters are on {sorted(map(str, devices)) or 'no device'}; one is needed")
-    return devices.pop()
+def _fake_copy(module: torch.nn.Module, batch: Any, mode: FakeTensorMode) -> tuple[torch.nn.Module, Any]:
+    memo: dict[int, Any] = {}
+    for parameter in module.parameters():
+        fake = torch.nn.Parameter(mode.from_tensor(parameter.detach()), parameter.requires_grad)
+        with mode:
+            fake.grad = torch.empty_like(fake, requires_grad=False)
+        memo[id(parameter)] = fake
+    for buffer in module.buffers():
+        memo[id(buffer)] = mode.from_tensor(buffer.detach())
+    inputs = tree_map(lambda x: mode.from_tensor(x) if isinstance(x, torch.Tensor) else x, batch)
+    return copy.deepcopy(module, memo), inputs
 
 
-def require_loss(value: Any) -> torch.Tensor:
-    """`value`, if it is a number that backward can start from. Raises InputError otherwise."""
-    if not isinstance(value, torch.Tensor) or value.numel() != 1 or not value.requires_grad:
-        what = f"{tuple(value.shape)} tensor" if isinstance(value, torch.Tensor) else type(value).__name__
-        raise InputError(f"loss: returned a {what}; it must return one number (a tensor) that depends on parameters")
-    return value
-
-
-@contextmanager
-def module_paths(module: torch.nn.Module, stack: list[str]) -> Iterator[None]:
-    """While it lasts, `stack[-1]` is the path of the submodule that runs ("" outside of all)."""
-
-    def leave(*_: Any) -> None:
-        stack.pop()
-
-    hooks = []
-    for path, part in module.named_modules():
-        hooks.append(part.register_forward_pre_hook(lambda *_, path=path: stack.append(path)))
-        hooks.append(part.register_forward_hook(leave, always_call=True))
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def storages_of(values: Any, device: torch.device) -> dict[int, torch.UntypedStorage]:
-    """Storages on `device` of all tensors in a tree, by address of the storage. Raises InputError for tensors
-    without one (sparse, quantised, conjugated)."""
-    found = {}
-    for leaf in tree_leaves(values):
-        if isinstance(leaf, torch.Tensor) and leaf.device.type == device.type:
-            if leaf.layout is not torch.strided or leaf.is_quantized or leaf.is_conj() or leaf.is_neg():
-                raise InputError(f"loss: uses a {leaf.layout} tensor of {leaf.dtype} that is not plain and dense")
-            storage = leaf.untyped_storage()
-            found[storage._cdata] = storage
-    return found
-
-
-def starts_op(node: Any, before: Any) -> bool:
-    """Does an op of backward start with `node`? Sums of gradients, in parameters and between nodes, belong to the
-    node before them."""
-    return node is not None and node is not before and not node.name().endswith("AccumulateGrad")
-
-
-def node_name(node: Any) -> str:
-    return node.name() if node is not None else "start"
-
-
-def changed_in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """The tensors that a kernel overwrites: what its schema says, and running statistics, of which it does not."""
-    changed: list[Any] = []
-    for place, spec in enumerate(func._schema.arguments):
-        value = args[place] if place < len(args) else kwargs.get(spec.name)
-        statistics = "batch_norm" in func.__name__ and spec.name in ("running_mean", "running_var")
-        if statistics or (spec.alias_info is not None and spec.alias_info.is_write):
-            changed.extend(leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
-    return changed
+def _real_copy(module: torch.nn.Module, batch: Any, device: torch.device) -> tuple[torch.nn.Module, Any]:
+    copied = copy.deepcopy(module)
+    for parameter in copied.parameters():
+        parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+    return copied, tree_map(lambda x: x.to(device) if isinstance(x, torch.Tensor) else x, batch)
 
 
 class _Seen(TorchDispatchMode):
     """Collects the pass. Its hooks give autograd new storages in backward that stand for the saved ones."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, mode: FakeTensorMode | None) -> None:
         super().__init__()
-        self.device = device
+        self.device, self._fake = device, mode
         self.storages: list[Storage] = []
         self.ops: list[TracedOp] = []
         self.calls: list[tuple[str, int, str]] = []
@@ -261,7 +221,7 @@ class _Seen(TorchDispatchMode):
     # --- kernels -----------------------------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        args, kwargs = tree_map(self._faked, (args, kwargs or {}))
         result = func(*args, **kwargs)
         if self._paused or func.namespace == "prim":  # prim: questions about fake tensors
             return result
@@ -277,7 +237,7 @@ class _Seen(TorchDispatchMode):
         self.calls.append((str(func), place, self.modules[-1]))
         made = []
         sizes = [storage.nbytes() for storage in new.values()]
-        if any(spec.name == "reduction" for spec in func._schema.arguments):
+        if self._fake is not None and any(spec.name == "reduction" for spec in func._schema.arguments):
             sizes = self._sizes_of_loss(func, args, kwargs)
         for (address, storage), size_bytes in zip(new.items(), sizes, strict=True):
             made.append(len(self.storages))
@@ -295,6 +255,12 @@ class _Seen(TorchDispatchMode):
         op.alive.append(frozenset(i for i in self._live.values() if self.storages[i].made_by == place))
         self._count(op, func, args, kwargs, result, read | set(made))
         return result
+
+    def _faked(self, value: Any) -> Any:
+        """A real tensor among fake ones, from outside of module and batch, becomes one of them."""
+        if self._fake is None or not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
+            return value
+        return self._fake.from_tensor(value)
 
     def _forward_op(self, func: Any) -> TracedOp:
         self.ops.append(TracedOp(str(func).removeprefix("aten."), self.modules[-1], False))
@@ -328,13 +294,16 @@ class _Seen(TorchDispatchMode):
         else:
             op.vector_flops += elements
         op.traffic_bytes += sum(self.storages[index].size_bytes for index in touched)
-        op.seeded |= torch.Tag.nondeterministic_seeded in func.tags and _chance(func, args, kwargs) != 0.0
+        op.seeded |= torch.Tag.nondeterministic_seeded in func.tags and chance_of_dropping(func, args, kwargs) != 0.0
 
     # --- saved tensors -----------------------------------------------------------------------------------------
 
     def pack(self, tensor: torch.Tensor) -> Any:
         if self.forward_end >= 0:
-            raise InputError("loss: its backward pass is differentiated again; plans are for one backward pass")
+            raise InputError(
+                "loss: its backward pass saves tensors for another one (second derivatives, or checkpoints of its "
+                "own); leave these out, the plan decides what is recomputed"
+            )
         for address, storage in storages_of(tensor, self.device).items():
             index = self._index(address, storage)
             if self.storages[index].role == MADE:
@@ -351,7 +320,7 @@ class _Seen(TorchDispatchMode):
         op.reads[index] = None
         with self.paused(), torch.no_grad():
             elements = self.storages[index].size_bytes // dtype.itemsize
-            stands_in = torch.empty(elements, dtype=dtype, device=self.device)
+            stands_in = torch.zeros(elements, dtype=dtype, device=self.device)
         for address, storage in storages_of(stands_in, self.device).items():
             self._watch(address, storage, index, len(self.ops) - 1)
         with self.paused(), torch.no_grad():
@@ -364,11 +333,3 @@ class _Seen(TorchDispatchMode):
             yield
         finally:
             self._paused = False
-
-
-def _chance(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
-    """The probability of dropping that a kernel is called with; 1 if it has no such argument."""
-    for place, spec in enumerate(func._schema.arguments):
-        if spec.name == "dropout_p":
-            return float(args[place] if place < len(args) else kwargs.get("dropout_p", spec.default_value or 0.0))
-    return 1.0
