@@ -18,6 +18,7 @@ from tmojax.planners.alone import COORDINATED, Alone
 from tmojax.planners.base import Planner, PlanResult, Status, Stopwatch
 from tmojax.planners.fluid import Oblivious
 from tmojax.planners.gradient import Gradient, LocalSearch
+from tmojax.planners.points import Offer, taken_over
 from tmojax.planners.simple import KeepAll, OffloadAll, RecomputeAll, SqrtCheckpointing
 from tmojax.problem import Action, Problem, largest_op_bytes
 from tmojax.problem.io import PlanFile, plan_to_json, problem_hash, problem_to_json
@@ -28,6 +29,7 @@ from tmojax.report.interrupts import Interrupts
 from tmojax.report.outcome import Jitter, Outcome, RunReport, Shortfall, device_capacities
 from tmojax.report.provenance import provenance
 from tmojax.report.run_folder import RunFolder
+from tmojax.report.shortfall import find_shortfall
 from tmojax.report.summary import json_values, summary
 from tmojax.report.toml_text import toml_text
 from tmojax.report.trace import write_trace
@@ -43,18 +45,26 @@ BASELINES = (KeepAll, OffloadAll, RecomputeAll, SqrtCheckpointing, Oblivious)
 SEARCHES = (LocalSearch, Gradient)
 # Steps of the search for an arena, a fraction of a second for a plan; most need none.
 ARENA_EFFORT = 20_000_000
-# The nearest capacity that fits is sought to this fraction of the footprint.
-CAPACITY_STEP = 1 / 64
 
 
 class Session:
     """State of a run. `report()` is complete at any moment, so that an interrupted run still has one."""
 
-    def __init__(self, config: RunConfig, folder: RunFolder, command_line: Sequence[str], interrupts: Interrupts):
+    def __init__(
+        self,
+        config: RunConfig,
+        folder: RunFolder,
+        command_line: Sequence[str],
+        interrupts: Interrupts,
+        built: BuiltProblem | None = None,
+        offers: Sequence[Offer] = (),
+    ):
+        """`built`: the problem of `config`, where it is there already. `offers`: plans of other points of a sweep."""
         self._config, self._folder, self._command_line = config, folder, command_line
-        self._interrupts = interrupts
+        self._interrupts, self._given, self._offers = interrupts, built, offers
         self._watch = Stopwatch()
         self._built: BuiltProblem | None = None
+        self._notes: tuple[str, ...] = ()
         self._outcomes: list[Outcome] = []
         self._unlimited_s = math.inf
         self._bound: BoundReport | None = None
@@ -91,7 +101,7 @@ class Session:
         self._folder.write_text("config.toml", resolved_text(self._config))
         self._write_provenance()
         with self._folder.phase("build"):
-            built = build_problem(self._config)
+            built = self._given or build_problem(self._config)
         if not self._config.coordinate:
             self._alone = Alone(built.problem)
         self._hash = problem_hash(built.problem)
@@ -104,6 +114,8 @@ class Session:
             self._time_without_limit(found)
         with self._folder.phase("lower bound") as found:
             self._find_bound(found)
+        for offer in self._offers:
+            self.take_over(offer)
         self._plan_all()
         self._stop_if_interrupted()
         if self.report().best is None:
@@ -127,6 +139,21 @@ class Session:
             raise InfeasibleError(f"no schedule fits: {self._bound.message}")
         parts = ", ".join(f"{part.name} {format_seconds(part.step_s)}" for part in self._bound.parts)
         self.say(f"no plan can take less than {format_seconds(self._bound.bound_s)} a step ({parts})")
+
+    def take_over(self, offer: Offer) -> None:
+        """Add the plan of another point of a sweep, if it is valid here and faster than the best so far."""
+        best = self.report().best
+        with self._folder.phase("take over", planner=offer.plan.planner, point=offer.label) as found:
+            result = taken_over(self.problem, offer)
+            found["step_s"] = None if result is None else result.step_s
+        if result is None or (best is not None and result.step_s >= best.step_s):
+            return
+        planner = next((p for p in self._config.planners if p.name == result.details["planner"]), None)
+        if planner is None:  # nobody here to say what it may do, and so what its bound is
+            return
+        self._notes += (f"taken over: {result.message}, {format_seconds(result.step_s)} a step here",)
+        self.say(self._notes[-1])
+        self._add(planner, result, comparison=False)
 
     def _plan_all(self) -> None:
         """With coordination off, planners plan each GPU alone; then, for comparison, those that can coordinate do."""
@@ -278,7 +305,7 @@ class Session:
             interrupted=self.interrupted,
             coordinate=self._config.coordinate,
             provenance=self._provenance(),
-            notes=self._built.notes if self._built is not None else (),
+            notes=(self._built.notes if self._built is not None else ()) + self._notes,
         )
 
     def write(self) -> RunReport:
@@ -348,33 +375,3 @@ def time_under_jitter(problem: Problem, result: PlanResult, config: RunConfig) -
         return None
     median_s, p95_s = simulate_jitter(problem, result.schedule, percent=100 * spread, samples=samples, seed=config.seed)
     return Jitter(median_s, p95_s, spread, samples)
-
-
-def find_shortfall(problem: Problem, footprint_bytes: Sequence[int], planners: Sequence[Planner]) -> Shortfall | None:
-    """The least device memory in which one of the planners has a plan (by bisection), and where that plan exceeds what
-    there is. None if not even the footprint is enough for them."""
-    largest = max(largest_op_bytes(problem.workload, d)[1] for d in range(problem.workload.device_count))
-    low, high = max(max(device_capacities(problem)), largest), 2 * max(footprint_bytes)
-    step = max(int(max(footprint_bytes) * CAPACITY_STEP), 1)
-    best: tuple[int, PlanResult] | None = None
-    while high - low > step or best is None:
-        middle = high if best is None else (low + high) // 2
-        roomy = problem.with_device_capacity(middle)
-        plans = [result for planner in planners if (result := planner.plan(roomy)).status.has_plan]
-        fitting = [r for r in plans if r.schedule is not None and check(roomy, r.schedule).valid]
-        if fitting:
-            best, high = (middle, min(fitting, key=lambda r: r.step_s)), middle
-        elif best is None:
-            return None
-        else:
-            low = middle
-    capacity, result = best
-    assert result.schedule is not None
-    checked = check(problem, result.schedule)
-    over = max((v for v in checked.violations if v.bytes_over > 0), key=lambda v: v.bytes_over, default=None)
-    if over is None:
-        return None
-    where, tensors = over.memory, ()
-    if over.device >= 0:
-        where, tensors = over.message.split(": ")[1], checked.largest_at_peak[over.device]
-    return Shortfall(over.memory, over.bytes_over, where, tensors, result.planner, capacity, result.step_s)

@@ -28,13 +28,16 @@ class Offer:
 
 
 def taken_over(problem: Problem, offer: Offer) -> PlanResult | None:
-    """The plan as one for `problem`, checked and simulated there; None where it is not valid or for another workload.
+    """The plan as one for `problem`, checked and simulated there; None where it is not valid, for another workload, or
+    from a point where more actions are allowed.
 
     It is named `PLANNER@VALUE` and says in `message` and `details` from where it is. A plan that its point had taken
     over itself keeps the name of the point that found it.
     """
     watch, plan = Stopwatch(), offer.plan
     if plan.schedule is None or problem.workload != offer.made_for.workload:
+        return None
+    if not offer.made_for.actions <= problem.actions:
         return None
     if not check(problem, plan.schedule).valid:
         return None
