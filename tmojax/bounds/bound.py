@@ -130,9 +130,10 @@ def _solve(program: StepLp, previous: Answer | None, deadline: float, threads: i
         left_s = deadline - time.perf_counter()
         if answer is not None and answer is not previous and left_s < 2 * answer.solve_s:
             return answer, True
-        if answer is not None and not program.add_windows(answer) and answer is not previous:
+        left_s = max(left_s, 0.01)
+        if answer is not None and not program.add_windows(answer, left_s, threads) and answer is not previous:
             break
-        found = program.solve(max(left_s, 0.01), threads)
+        found = program.solve(left_s, threads)
         if found.status is not SolverStatus.OPTIMAL and answer is not None and answer is not previous:
             return answer, True  # the rounds before are complete
         answer = found
