@@ -39,18 +39,21 @@ def test_a_network_by_hand():
     forward = [op for op in program.ops if op.phase is Phase.FORWARD]
     assert [op.name for op in forward] == [
         "0.addmm.default", "1.relu.default", "2.addmm.default", "pow.Tensor_Scalar", "sum.default",
+        "held after sum.default",
     ]  # fmt: skip
     sizes = tensors_of(step)
     assert sizes["0.addmm.default:out"] == sizes["1.relu.default:out"] == 8 * 32 * 4
     assert sizes["2.addmm.default:out"] == sizes["pow.Tensor_Scalar:out"] == 8 * 4 * 4
     backward = [op for op in program.ops if op.phase is Phase.BACKWARD]
     assert [op.name for op in backward] == ["PowBackward0", "AddmmBackward0", "ReluBackward0", "AddmmBackward0#1"]
+    held = {program.tensors[t].name for t in forward[-1].reads}
+    assert held == {*state, "sum.default:out"}  # the caller has the loss
     reads = {op.name: {program.tensors[t].name for t in op.reads} for op in backward}
     assert "1.relu.default:out" in reads["AddmmBackward0"] and "1.relu.default:out" in reads["ReluBackward0"]
     assert not any("0.addmm.default:out" in names for names in reads.values())  # autograd does not save it
     # The last op makes the gradients of the first layer's weight and bias, and adds them to what is there.
     assert backward[-1].workspace_bytes == 4 * (16 * 32 + 32)
-    assert forward[0].flops == 2 * 8 * 16 * 32 and all(op.duration_s > 0 for op in program.ops)
+    assert forward[0].flops == 2 * 8 * 16 * 32 and all(op.duration_s > 0 for op in program.ops if "held" not in op.name)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -119,6 +122,16 @@ def test_optimizer_state_counts():
     state = next(t for t in program.tensors if t.kind is TensorKind.OPTIMIZER_STATE)
     assert state.size_bytes >= 2 * 4 * (16 * 4 + 4)
     assert program.ops[-1].phase is Phase.OPTIMIZER and program.ops[-1].step_op
+
+
+def test_state_is_idle_nowhere():
+    module = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+    optimizer = torch.optim.AdamW(module.parameters())
+    squares(module, torch.ones(8, 16)).backward()
+    optimizer.step()
+    program = imported(module, optimizer=optimizer, gpus=2).workload.programs[0]
+    state = {i for i, tensor in enumerate(program.tensors) if tensor.lifetime is Lifetime.STATE}
+    assert len(state) == 4 and all(state <= {*op.reads, *op.updates} for op in program.ops)
 
 
 def test_layers():

@@ -122,18 +122,21 @@ class _Builder:
         for place, op in enumerate(self.traced.ops):
             self._add(place, op, fixed)
             self._hold(place)
+        # All ops read all state, so that it is idle nowhere and no planner moves it.
         kind = {self.tensors[index].kind: index for index in self.state}
+        gradients = kind[TensorKind.GRADIENT]
         if gpus > 1:
             self.ops.append(
-                Op("all-reduce", Phase.COLLECTIVE, 0.0, updates=(kind[TensorKind.GRADIENT],), recomputable=False,
-                   step_op=True, collective="gradients")
+                Op("all-reduce", Phase.COLLECTIVE, 0.0, reads=tuple(t for t in self.state if t != gradients),
+                   updates=(gradients,), recomputable=False, step_op=True, collective="gradients")
             )  # fmt: skip
         if self.updates:
             changed = tuple(kind[k] for k in (TensorKind.WEIGHT, TensorKind.OPTIMIZER_STATE) if k in kind)
             traffic = 2 * sum(self.tensors[t].size_bytes for t in changed) + self.state_bytes[TensorKind.GRADIENT]
             self.ops.append(
-                Op("optimizer", Phase.OPTIMIZER, self._memory_s(traffic), reads=(kind[TensorKind.GRADIENT],),
-                   updates=changed, recomputable=False, step_op=True, memory_traffic_bytes=traffic)
+                Op("optimizer", Phase.OPTIMIZER, self._memory_s(traffic),
+                   reads=tuple(t for t in self.state if t not in changed), updates=changed, recomputable=False,
+                   step_op=True, memory_traffic_bytes=traffic)
             )  # fmt: skip
         return Program(name, tuple(self.tensors), tuple(self.ops))
 
@@ -177,20 +180,32 @@ class _Builder:
         ]  # fmt: skip
 
     def _hold(self, place: int) -> None:
-        """An op that takes no time, where Python lets go of forward storages some time after their last use."""
-        if place >= self.traced.forward_end:
+        """An op that takes no time, where Python lets go of forward storages some time after their last use.
+
+        What it never lets go of in forward (the loss) is there to the end: the last such op, and all of backward, read
+        it.
+        """
+        end = self.traced.forward_end
+        for index, storage in enumerate(self.traced.storages):
+            if storage.role == MADE and storage.made_by < end <= storage.held_to == place:
+                self.held_to[self.tensor_of[index]] = len(self.ops) - 1
+        if place >= end:
             return
         op, ending = self.traced.ops[place], []
         for index, storage in enumerate(self.traced.storages):
-            if storage.role == MADE and storage.held_to == place and storage.made_by < self.traced.forward_end:
+            if storage.role != MADE or not 0 <= storage.made_by <= place:
+                continue
+            if storage.held_to == place:
                 self.held_to[self.tensor_of[index]] = len(self.ops) - 1
-                if index not in op.reads and index not in op.writes and index not in op.updates:
-                    ending.append(self.tensor_of[index])
+            used = index in op.reads or index in op.writes or index in op.updates
+            if (storage.held_to == place and not used) or (storage.held_to >= end == place + 1):
+                ending.append(self.tensor_of[index])
         if ending:
             for tensor in ending:
                 self.held_to[tensor] = len(self.ops)
             name = self._unique(f"held after {self.ops[-1].name}")
-            self.ops.append(Op(name, Phase.FORWARD, 0.0, reads=tuple(sorted(ending)), recomputable=False))
+            reads = (*self.state, *sorted(ending))
+            self.ops.append(Op(name, Phase.FORWARD, 0.0, reads=reads, recomputable=False))
 
     def _never_again(self) -> set[int]:
         """Ops of the pass that cannot run again to the same result, or whose result is held through backward."""
