@@ -47,6 +47,7 @@ def read_plans(bench: Workbench, plans: Sequence[Plan]) -> FixedLists:
     asked = Demand(
         held_gb=nothing, ready_gb=read["ready"], absorbed_gb=nothing, due_gb=read["due"], recompute_s=nothing,
         total_gb=read["total"], state_gb=read["state"], gone_gb=read["gone"], open_gb=read["open"],
+        uncopied_gb=nothing, state_away_gb=np.zeros_like(read["state"]),
     )  # fmt: skip
     return FixedLists(read["slot_s"], read["lane"], asked)
 

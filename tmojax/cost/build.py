@@ -11,8 +11,9 @@ import numpy as np
 
 from tmojax.cost.chains import NEVER, Chains, can_be_dropped, find_chains, shared_producers
 from tmojax.cost.model import GB, PeriodicModel
-from tmojax.cost.slots import merge_slots
-from tmojax.cost.tail import collective_slot_s, step_tail
+from tmojax.cost.slots import FluidSlots, merge_slots
+from tmojax.cost.state import find_state_gaps
+from tmojax.cost.tail import collective_slot_s, step_collectives
 from tmojax.errors import InputError
 from tmojax.problem import Action, Lifetime, Problem
 from tmojax.problem.step_view import StepView
@@ -36,19 +37,23 @@ def relax_problem(
         if len(view.slot_s) < 2 or view.slot_s.sum() <= 0:
             raise InputError(f"device {view.device}: a micro-batch needs at least two ops and some compute time")
     parts: dict[int, tuple[dict[str, np.ndarray], Chains]] = {}
+    state: dict[int, tuple[tuple[int, int, int], ...]] = {}
     for view in views:
         if id(view) not in parts:
-            parts[id(view)] = _device_arrays(problem, view, most_slots)
+            slots = merge_slots(view, most_slots)
+            arrays, chains = _device_arrays(problem, view, slots)
+            arrays, state[id(view)] = _with_state(problem, view, slots, arrays)
+            parts[id(view)] = arrays, chains
     per_gpu = [parts[id(view)][0] for view in views]
     stacked = {name: _stack([part[name] for part in per_gpu], name) for name in per_gpu[0]}
     paths = _path_arrays([parts[id(view)][1] for view in views], stacked)
     candidates = [len(view.size_bytes) for view in views]
     lane, link_rate, link_use, link_names = _host_paths(problem, views)
     interference = problem.machine.interference
-    tails = [step_tail(problem, view) for view in views]
     resting = [float(view.state_bytes[view.state_resting].sum()) / GB for view in views]
     may_offload = Action.OFFLOAD in problem.actions
     groups = stacked.pop("group")
+    turns = zip(views, groups, strict=True)
     others, padded = stacked["other_outputs"], stacked["size_gb"].shape[1]
     stacked["other_outputs"] = np.where(others == NEVER, padded, others)
     for name in ("own_use", "again_s"):
@@ -63,8 +68,9 @@ def relax_problem(
         resting_gb=np.array(resting if may_offload else [0.0] * len(views)),
         host_gb=host_gb,
         host_use=host_use,
-        update_s=np.array([update for _, update in tails]),
-        sync_s=np.array(max(sync for sync, _ in tails)),
+        update_s=np.array([float(view.step_s.sum()) for view in views]),
+        turn_slot=np.array([merged[min(view.forward_end, len(view.slot_op) - 1)] for view, merged in turns]),
+        **_collectives(problem, views, groups, link_names),
         compute_slowdown=np.array([interference.compute_during_copy_out, interference.compute_during_copy_in]),
         copy_slowdown=np.array(interference.copy_during_compute),
         unit_s=np.array(max(float(part["slot_s"].sum()) for part in per_gpu)),
@@ -78,13 +84,13 @@ def relax_problem(
         wraps=problem.workload.micro_batches > 1,
         link_names=link_names,
         candidates=tuple(candidates),
+        state=tuple(state[id(view)] for view in views),
         merged=tuple(tuple(int(g) for g in row) for row in groups),
     )
 
 
-def _device_arrays(problem: Problem, view: StepView, most_slots: int) -> tuple[dict[str, np.ndarray], Chains]:
+def _device_arrays(problem: Problem, view: StepView, slots: FluidSlots) -> tuple[dict[str, np.ndarray], Chains]:
     """Arrays of one device by field name, in the units of the model, and its recompute chains."""
-    slots = merge_slots(view, most_slots)
     count, size = len(view.size_bytes), view.size_bytes / GB
     possible = can_be_dropped(view) & (Action.RECOMPUTE in problem.actions)
     slot_s = slots.slot_s + np.bincount(slots.group, collective_slot_s(problem, view), len(slots.slot_s))
@@ -106,11 +112,64 @@ def _device_arrays(problem: Problem, view: StepView, most_slots: int) -> tuple[d
         "use_s": (places == slots.idle_to) * np.where(view.needed, again_s, 0.0),
         "needed": view.needed,
         "allowed": allowed,
+        "clean": np.zeros(count, bool),
+        "around_gb": np.zeros(count),
         "other_outputs": shared_producers(view),
         "group": slots.group,
         "own_use": own_use,
         "again_s": again_s,
     }, find_chains(view, slots, possible)
+
+
+def _with_state(
+    problem: Problem, view: StepView, slots: FluidSlots, arrays: dict[str, np.ndarray]
+) -> tuple[dict[str, np.ndarray], tuple[tuple[int, int, int], ...]]:
+    """The arrays with state that may leave within the step behind the candidates, and `PeriodicModel.state`."""
+    gaps = find_state_gaps(problem, view)
+    if Action.OFFLOAD not in problem.actions or not len(gaps.state):
+        return arrays, ()
+    size, places = view.state_bytes[gaps.state] / GB, np.arange(len(slots.slot_s))[:, None]
+    left, back = slots.group[gaps.last_use], slots.group[gaps.next_use]
+    around = gaps.next_use <= gaps.last_use
+    inside = np.where(around, (places > left) | (places < back), (places > left) & (places < back))
+    shape = (len(slots.slot_s), len(size))
+    columns = {
+        "size_gb": size,
+        "produced_gb": (places > left) * size,
+        "absorbed_gb": (places >= back) * size,
+        "due_gb": (places >= back) * size,
+        "use_s": np.zeros(shape),
+        "needed": np.ones(len(size), bool),
+        "allowed": np.tile([True, True, False], (len(size), 1)),
+        "clean": gaps.clean,
+        "around_gb": around * size,
+        "other_outputs": np.full((len(size), arrays["other_outputs"].shape[1]), NEVER),
+        "own_use": back,
+        "again_s": np.zeros(len(size)),
+    }
+    joined = {
+        name: np.concatenate([arrays[name], column], axis=0 if name in ("allowed", "other_outputs") else -1)
+        for name, column in columns.items()
+    }
+    joined["base_gb"] = arrays["base_gb"] - (inside * size).sum(axis=1)
+    rows = zip(gaps.state.tolist(), gaps.last_use.tolist(), gaps.next_use.tolist(), strict=True)
+    return arrays | joined, tuple(rows)
+
+
+def _collectives(
+    problem: Problem, views: Sequence[StepView], merged: np.ndarray, link_names: tuple[str, ...]
+) -> dict[str, np.ndarray]:
+    """The fields of the model about the step's collectives; those that a GPU has fewer of are padded with 0."""
+    found = [step_collectives(problem, view) for view in views]
+    links = [[link.name for link in problem.machine.links].index(name) for name in link_names]
+    count = max(len(item.before) for item in found)
+    slot = np.zeros((len(views), count), np.int64)
+    left_s, left_gb = np.zeros((len(views), count)), np.zeros((len(views), len(links), count))
+    for g, item in enumerate(found):
+        own = len(item.before)
+        slot[g, :own] = np.where(item.before < 0, -1, merged[g][np.maximum(item.before, 0)])
+        left_s[g, :own], left_gb[g, :, :own] = item.left_s, item.left_gb[links]
+    return {"sync_slot": slot, "sync_left_s": left_s, "sync_left_gb": left_gb}
 
 
 def _path_arrays(chains: Sequence[Chains], stacked: dict[str, np.ndarray]) -> dict[str, Any]:

@@ -28,17 +28,24 @@ class PeriodicModel(eqx.Module):
     i]: size where the last use before the idle interval lies before slot q. absorbed_gb: size where base counts it
     again or nobody wants it any more. due_gb: size where its own use is at or before q. use_s [q, i]: recompute
     time, in the slot of its own use; 0 for candidates that backward does not use. needed: backward uses it.
-    allowed: keep, offload, drop. other_outputs: earlier candidates of the same producer (I: none). Paths stand in
-    order of their length; a level holds those of one length, level_first the tensor that each begins with,
-    level_rest (from length 2) the path that goes on from there. path_grid: a candidate's paths by slot, earliest
-    first (P: none). path_place: place of a path in the flattened grid, path_owner its candidate. early_gb [q, p]:
-    the owner's size from the path's slot until its own use. shift_s [q, p]: the owner's recompute time added in the
-    path's slot, taken away in that of its own use. lane_gb_per_s: one GPU's copies alone, set-up of a mean copy
-    included. link_use: 1 where the copies of a GPU and direction cross the link. resting_gb: optimizer state that
-    can rest on the host. host_use, host_gb: which GPUs offload to a host memory, and what is left there beside the
-    inputs. sync_s, update_s: the step's tail without swaps. compute_slowdown, copy_slowdown: interference factors.
+    allowed: keep, offload, drop. clean: the host has a current copy, so it leaves without a copy out. around_gb: size
+    where the idle interval spans the end of a period (0: others). Behind the candidates of the `StepView` stand state
+    tensors that may leave within the step.
+    other_outputs: earlier candidates of the same producer (I: none). Paths stand in order of their length; a level
+    holds those of one length, level_first the tensor that each begins with, level_rest (from length 2) the path that
+    goes on from there. path_grid: a candidate's paths by slot, earliest first (P: none). path_place: place of a path in
+    the flattened grid, path_owner its candidate. early_gb [q, p]: the owner's size from the path's slot until its own
+    use. shift_s [q, p]: the owner's recompute time added in the path's slot, taken away in that of its own use.
+    lane_gb_per_s: one GPU's copies alone, set-up of a mean copy included. link_use: 1 where the copies of a GPU and
+    direction cross the link. resting_gb: optimizer state that can rest on the host. host_use, host_gb: which GPUs
+    offload to a host memory, and what is left there beside the inputs. update_s: of the step ops. turn_slot: the first
+    slot that is not forward. sync_slot: behind which slot of the last micro-batch a collective of the step may start
+    (-1: at once); sync_left_s, sync_left_gb: time alone, and bytes over the shared links, of it and all later ones.
+    compute_slowdown, copy_slowdown: interference factors.
     unit_s: the longest period without stalls. wraps: copies of neighbouring micro-batches overlap (more than one
-    per step). merged: merged slot of every slot (-1 behind the last).
+    per step). merged: merged slot of every slot (-1 behind the last). candidates: how many of
+    the `StepView` a GPU has. state: of each state tensor behind them, its index in `StepView.state_tensor` and the
+    slots of its last use before and first use after the gap.
     """
 
     slot_s: Float[Array, "gpu slot"]
@@ -51,6 +58,8 @@ class PeriodicModel(eqx.Module):
     use_s: Float[Array, "gpu slot candidate"]
     needed: Bool[Array, "gpu candidate"]
     allowed: Bool[Array, "gpu candidate 3"]
+    clean: Bool[Array, "gpu candidate"]
+    around_gb: Float[Array, "gpu candidate"]
     other_outputs: Int[Array, "gpu candidate other"]
     level_first: tuple[Int[Array, "gpu _"], ...]
     level_rest: tuple[Int[Array, "gpu _"], ...]
@@ -66,7 +75,10 @@ class PeriodicModel(eqx.Module):
     host_gb: Float[Array, " host"]
     host_use: Float[Array, "host gpu"]
     update_s: Float[Array, " gpu"]
-    sync_s: Float[Array, ""]
+    turn_slot: Int[Array, " gpu"]
+    sync_slot: Int[Array, "gpu collective"]
+    sync_left_s: Float[Array, "gpu collective"]
+    sync_left_gb: Float[Array, "gpu link collective"]
     compute_slowdown: Float[Array, " 2"]
     copy_slowdown: Float[Array, ""]
     unit_s: Float[Array, ""]
@@ -74,6 +86,7 @@ class PeriodicModel(eqx.Module):
     wraps: bool = eqx.field(static=True)
     link_names: tuple[str, ...] = eqx.field(static=True)
     candidates: tuple[int, ...] = eqx.field(static=True)
+    state: tuple[tuple[tuple[int, int, int], ...], ...] = eqx.field(static=True)
     merged: tuple[tuple[int, ...], ...] = eqx.field(static=True)
 
     @property

@@ -22,7 +22,9 @@ class Demand(eqx.Module):
     bytes that came back, those that `held_gb` counts again. due_gb: must be back before the slot begins.
     recompute_s: compute added. total_gb [gpu]: bytes that leave. state_gb [gpu]: optimizer state resting on the
     host. gone_gb: must have left before the slot begins; open_gb: may have come in by the end of the slot. Where only
-    memory says when (as in `demand`) these are 0 and total_gb; fixed lists say it themselves.
+    memory says when (as in `demand`) these are 0 and total_gb; fixed lists say it themselves. uncopied_gb: of the bytes
+    that come back, those that are gone before the slot without a copy out. state_away_gb [gpu]: resting state that goes
+    out in the first forward of a step and comes back in the last backward.
     """
 
     held_gb: Float[Array, "gpu slot"]
@@ -34,6 +36,8 @@ class Demand(eqx.Module):
     state_gb: Float[Array, " gpu"]
     gone_gb: Float[Array, "gpu slot"]
     open_gb: Float[Array, "gpu slot"]
+    uncopied_gb: Float[Array, "gpu slot"]
+    state_away_gb: Float[Array, " gpu"]
 
 
 class Timing(eqx.Module):
@@ -79,9 +83,14 @@ class Step(eqx.Module):
 
 
 def demand(
-    model: PeriodicModel, choice: Float[Array, "gpu candidate 3"], state_out: Float[Array, " gpu"]
-) -> Demand:
-    """Sum up choices per slot. Linear in the fractions, except for recompute chains (products along a path)."""
+    model: PeriodicModel, choice: Float[Array, "gpu candidate 3"], state_out: Float[Array, " gpu"],
+    state_away: Float[Array, " gpu"] | float = 0.0,
+) -> Demand:  # fmt: skip
+    """Sum up choices per slot. Linear in the fractions, except for recompute chains (products along a path).
+
+    state_out: share of the resting state that rests on the host; state_away: share of the rest of it that leaves for
+    most of the step.
+    """
     keep, away, drop = choice[..., KEEP], choice[..., OFFLOAD], choice[..., DROP]
     early, early_sum = _early_fractions(model, drop)
     again = jnp.where(model.needed, drop, drop * early_sum)
@@ -91,13 +100,19 @@ def demand(
     owner_away = jnp.take_along_axis(away, model.path_owner, 1) * early
     owner_drop = jnp.take_along_axis(drop, model.path_owner, 1) * early
     part = jnp.take_along_axis(paid / jnp.maximum(again, 1e-6), model.path_owner, 1)
-    produced = jnp.einsum("gqi,gci->gcq", model.produced_gb, jnp.stack([keep, away], 1))
+    kinds = jnp.stack([keep, away * ~model.clean, away * model.clean], 1)
+    produced = jnp.einsum("gqi,gci->gcq", model.produced_gb, kinds)
+    around = jnp.einsum("gi,gci->gc", model.around_gb, jnp.stack([keep, away], 1))
     absorbed = jnp.einsum("gqi,gci->gcq", model.absorbed_gb, jnp.stack([keep, away], 1))
     sooner = jnp.einsum("gqp,gcp->gcq", model.early_gb, jnp.stack([owner_away, owner_drop], 1))
     state_gb = state_out * model.resting_gb
+    state_away_gb = state_away * (model.resting_gb - state_gb)
     total_gb = jnp.einsum("gi,gi->g", model.size_gb, away)
     return Demand(
-        held_gb=model.base_gb - state_gb[:, None] + produced[:, 0] - absorbed[:, 0] + sooner[:, 1],
+        held_gb=(
+            model.base_gb - (state_gb + state_away_gb - around[:, 0])[:, None]
+            + produced[:, 0] - absorbed[:, 0] + sooner[:, 1]
+        ),
         ready_gb=produced[:, 1],
         absorbed_gb=absorbed[:, 1],
         due_gb=jnp.einsum("gqi,gi->gq", model.due_gb, away) + sooner[:, 0],
@@ -109,7 +124,9 @@ def demand(
         state_gb=state_gb,
         gone_gb=jnp.zeros_like(model.slot_s),
         open_gb=jnp.broadcast_to(total_gb[:, None], model.slot_s.shape),
-    )
+        uncopied_gb=produced[:, 2] + around[:, 1, None],
+        state_away_gb=state_away_gb,
+    )  # fmt: skip
 
 
 def _take(values: Float[Array, "gpu item"], places: Int[Array, "gpu ..."]) -> Float[Array, "gpu ..."]:
@@ -181,13 +198,13 @@ def run_step(model: PeriodicModel, asked: Demand, timing: Timing, bins: int) -> 
     period_s = end_s[:, -1]
     flows = jnp.stack([jnp.pad(out, ((0, 0), (1, 0))), jnp.pad(into, ((0, 0), (1, 0)))], 1)
     link_gb, bin_s = _link_loads(model, flows, end_s, timing.phase, bins)
-    tail_s, step_s = _step_time(model, asked, period_s, timing.phase)
+    tail_s, step_s = _step_time(model, asked, flows, end_s, timing.phase)
     step = Step(period_s, end_s, stall_s, memory, out, into, link_gb, bin_s, step_s, tail_s)
     limits = Limits(
         memory=memory / model.capacity_gb[:, None] - 1,
-        order=(into - out_before) / model.capacity_gb[:, None],
+        order=(into - out_before - asked.uncopied_gb) / model.capacity_gb[:, None],
         link=link_gb / (model.link_gb_per_s[:, None] * bin_s) - 1,
-        host=(model.host_use @ (asked.total_gb + asked.state_gb)) / model.host_gb - 1,
+        host=(model.host_use @ (asked.total_gb + asked.state_gb + asked.state_away_gb)) / model.host_gb - 1,
     )
     return step, limits
 
@@ -220,7 +237,8 @@ def _link_loads(model: PeriodicModel, flows: Float[Array, "gpu 2 knot"], end_s: 
     return jnp.einsum("lgd,gdb->lb", model.link_use, jnp.diff(level, axis=-1)), horizon / bins
 
 
-def _step_time(model: PeriodicModel, asked: Demand, period_s: Array, phase: Array) -> tuple[Array, Array]:
+def _step_time(model: PeriodicModel, asked: Demand, flows: Float[Array, "gpu 2 knot"], end_s: Array,
+               phase: Array) -> tuple[Array, Array]:  # fmt: skip
     """(tail_s, step_s): K periods of the slowest GPU, its start, synchronisation, and the update with the state's
     way in and out.
 
@@ -229,6 +247,40 @@ def _step_time(model: PeriodicModel, asked: Demand, period_s: Array, phase: Arra
     state = asked.state_gb
     link_s = (jnp.einsum("lgd,g->l", model.link_use, state) / model.link_gb_per_s).max(initial=0.0)
     lane_s = (state[:, None] / model.lane_gb_per_s).max()
-    tail_s = model.sync_s + jnp.maximum(jnp.maximum(link_s, lane_s), model.update_s.max())
-    period = period_s.max()
-    return tail_s, (model.micro_batches - 1) * period + (phase * period + period_s).max() + tail_s
+    period = end_s[:, -1].max()
+    begin = phase * period
+    computed = (begin + end_s[:, -1]).max()
+    tail_s = (
+        jnp.maximum(computed, _synchronised(model, flows, end_s, begin)) - computed
+        + jnp.maximum(jnp.maximum(link_s, lane_s), model.update_s.max())
+    )  # fmt: skip
+    fixed_s = (model.micro_batches - 1) * period + computed + tail_s
+    moved_gb = flows[..., -1]
+    extra_s = _crowded(model, moved_gb + asked.state_away_gb[:, None], end_s) - _crowded(model, moved_gb, end_s)
+    return tail_s, fixed_s + extra_s
+
+
+def _crowded(model: PeriodicModel, moved_gb: Float[Array, "gpu 2"], end_s: Array) -> Array:
+    """Seconds by which copies out outlast a forward, and copies in a backward: of one GPU, and of a link."""
+    turn_s = jnp.take_along_axis(jnp.pad(end_s, ((0, 0), (1, 0))), model.turn_slot[:, None], axis=1)
+    window_s = jnp.concatenate([turn_s, end_s[:, -1:] - turn_s], axis=1)
+    own_s = jnp.maximum(moved_gb / model.lane_gb_per_s - window_s, 0.0)
+    shared_s = jnp.einsum("lgd,gd->ld", model.link_use, moved_gb) / model.link_gb_per_s[:, None] - window_s.min(0)
+    # The sum of both: the larger of them makes XLA's CPU compiler, without fusion emitters, yield NaN.
+    return own_s.max(0).sum() + jnp.maximum(shared_s, 0.0).max(0, initial=0.0).sum()
+
+
+def _synchronised(model: PeriodicModel, flows: Float[Array, "gpu 2 knot"], end_s: Array, begin: Array) -> Array:
+    """When the step's collectives end, from the start of the last micro-batch: each is followed by all later ones, and
+    what is still copied over their links takes its time there as well.
+
+    So what a GPU recomputes or waits for behind its first collective may be free.
+    """
+    if not model.sync_slot.shape[1]:
+        return jnp.zeros((), end_s.dtype)
+    at = model.sync_slot + 1
+    ready_s = begin[:, None] + jnp.take_along_axis(jnp.pad(end_s, ((0, 0), (1, 0))), at, axis=1)
+    to_come = flows[..., -1][..., None, None] - flows[..., at]  # [gpu that copies, direction, gpu, collective]
+    load_gb = model.sync_left_gb + jnp.einsum("lhd,hdgc->glc", model.link_use, to_come) * (model.sync_left_gb > 0)
+    links_s = (load_gb / model.link_gb_per_s[:, None]).max(axis=1, initial=0.0)
+    return (ready_s + jnp.maximum(model.sync_left_s, links_s)).max()

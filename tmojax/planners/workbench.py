@@ -86,7 +86,7 @@ class Workbench:
                release_at_once: bool = False) -> DeviceList | DoesNotFit:  # fmt: skip
         """The list of one device, decoded once per class and addressed to the device's own memories."""
         first = self.device_class[device]
-        key = (first, decision.choice.tobytes(), decision.state_out.tobytes(), lookahead_runs, release_at_once)
+        key = (first, *decision.key, lookahead_runs, release_at_once)
         if key not in self._decoded:
             if len(self._decoded) > 256:
                 self._decoded.clear()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
@@ -30,13 +30,36 @@ class Rest(IntEnum):
 @dataclass(frozen=True, eq=False)
 class DeviceDecision:
     """choice [I]: `Choice` of every candidate of the `StepView`. state_out [S]: `Rest` of every state tensor (booleans
-    read as ON_DEVICE and ON_HOST)."""
+    read as ON_DEVICE and ON_HOST). last_choice [I]: the choices in the last micro-batch of the step, where they are
+    not the same as in the others: behind it comes the gradient synchronisation, and no further micro-batch."""
 
     choice: np.ndarray
     state_out: np.ndarray
+    last_choice: np.ndarray | None = None
+
+    @property
+    def in_last(self) -> np.ndarray:
+        """[I] choices in the last micro-batch."""
+        return self.choice if self.last_choice is None else self.last_choice
+
+    @property
+    def key(self) -> tuple[bytes, bytes, bytes]:
+        """The same for equal decisions."""
+        return self.choice.tobytes(), self.state_out.tobytes(), self.in_last.tobytes()
 
     def same_as(self, other: DeviceDecision) -> bool:
-        return np.array_equal(self.choice, other.choice) and np.array_equal(self.state_out, other.state_out)
+        return all(
+            np.array_equal(mine, others)
+            for mine, others in (
+                (self.choice, other.choice),
+                (self.state_out, other.state_out),
+                (self.in_last, other.in_last),
+            )
+        )
+
+    def alike(self) -> DeviceDecision:
+        """The same choices in all micro-batches."""
+        return replace(self, last_choice=None)
 
 
 def keep_everything(view: StepView) -> DeviceDecision:

@@ -60,12 +60,13 @@ class Descent:
 
 class Descended(eqx.Module):
     """Where a descent ended: variables, multipliers of the limits (derivative of the objective by a relative
-    limit), and the objective before each update of the multipliers.
+    limit), and the objective before each update of the multipliers. watched: what was asked for at the same moments.
     """
 
     variables: Any
     multipliers: Limits
     history: Float[Array, " round"]
+    watched: Any
 
 
 def limit_weights(bins: int) -> dict[str, float]:
@@ -94,9 +95,10 @@ def objective(model: PeriodicModel, step: Step) -> Float[Array, ""]:
 
 
 def descend(model: PeriodicModel, variables: Any, steps: int, settings: Descent,
-            evaluate: Callable[[Any, Any], tuple[Array, Limits, Array]]) -> Descended:  # fmt: skip
+            evaluate: Callable[[Any, Any], tuple[Array, Limits, Array]],
+            watch: Callable[[Any], Any] | None = None) -> Descended:  # fmt: skip
     """Minimise one point. `evaluate(variables, progress)` returns (objective, limits, other cost); progress runs
-    from 0 to 1.
+    from 0 to 1. `watch(variables)` is kept of every round.
     """
     weights = limit_weights(settings.bins)
     rounds = max(1, steps // settings.multiplier_steps)
@@ -123,24 +125,24 @@ def descend(model: PeriodicModel, variables: Any, steps: int, settings: Descent,
         counts = jnp.arange(settings.multiplier_steps, dtype=model.slot_s.dtype)
         (variables, adam, value, limits), _ = jax.lax.scan(one_step, start, counts)
         multipliers = jax.tree.map(lambda m, c: jnp.maximum(0.0, m + penalty * c), multipliers, limits)
-        return (variables, adam, multipliers), value
+        return (variables, adam, multipliers), (value, None if watch is None else watch(variables))
 
     shapes = jax.eval_shape(lambda point: evaluate(point, jnp.zeros((), model.slot_s.dtype))[1], variables)
     multipliers = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
     numbers = jnp.arange(rounds, dtype=model.slot_s.dtype)
     state = (variables, optimiser.init(variables), multipliers)
-    (variables, _, multipliers), history = jax.lax.scan(one_round, state, numbers)
+    (variables, _, multipliers), (history, watched) = jax.lax.scan(one_round, state, numbers)
     priced = Limits(**{name: weight * getattr(multipliers, name) for name, weight in weights.items()})
-    return Descended(variables, priced, history)
+    return Descended(variables, priced, history, watched)
 
 
-def compile_and_run(function: Callable, *arguments: Any) -> tuple[Any, float, float]:
-    """(result, compile_s, run_s) of a function of arrays, compiled once."""
+def compile_and_run(function: Callable, *arguments: Any, emitters: bool = False) -> tuple[Any, float, float]:
+    """(result, compile_s, run_s) of a function of arrays, compiled once. emitters: with XLA's fusion emitters."""
     started = time.perf_counter()
     lowered = jax.jit(function).lower(*arguments)
     try:
         # The fusion emitters double the compile time of such a program on the CPU and make it no faster.
-        compiled = lowered.compile(compiler_options={"xla_cpu_use_fusion_emitters": False})
+        compiled = lowered.compile(compiler_options=None if emitters else {"xla_cpu_use_fusion_emitters": False})
     except (ValueError, RuntimeError):  # a JAX version or platform without that option
         compiled = lowered.compile()
     compiled_at = time.perf_counter()

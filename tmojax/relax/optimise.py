@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import tmojax.jax_setup  # noqa: F401  (before JAX)
 
@@ -15,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from tmojax.cost.model import GB, PeriodicModel
-from tmojax.cost.timeline import Limits, Step, Timing, demand, run_step
+from tmojax.cost.timeline import Demand, Limits, Step, Timing, demand, run_step
 from tmojax.errors import InputError
 from tmojax.relax.decisions import DeviceDecision, Rest
 from tmojax.relax.descent import Descended, Descent, compile_and_run, descend, objective
@@ -29,6 +30,7 @@ class Variables(eqx.Module):
 
     choice: Float[Array, "gpu candidate 3"]
     state_out: Float[Array, " gpu"]
+    state_away: Float[Array, " gpu"]
     stall: Float[Array, "gpu slot"]
     out_share: Float[Array, "gpu slot"]
     in_share: Float[Array, "gpu slot"]
@@ -36,10 +38,12 @@ class Variables(eqx.Module):
 
 
 class Point(eqx.Module):
-    """Fractions of keep, offload, drop; fraction of the resting state that is on the host; timing."""
+    """Fractions of keep, offload, drop; fraction of the resting state that is on the host, and of the rest of it that
+    leaves within the step; timing."""
 
     choice: Float[Array, "gpu candidate 3"]
     state_out: Float[Array, " gpu"]
+    state_away: Float[Array, " gpu"]
     timing: Timing
 
 
@@ -51,18 +55,22 @@ WarmStart = tuple[Sequence[DeviceDecision], Sequence[float]]
 class RelaxedSolution:
     """The end of every restart; R restarts, G GPUs, I candidates (padded), Q merged slots, L shared links, B bins.
 
-    choice [R, G, I, 3]: fractions of keep, offload, drop. state_out [R, G]: share of the resting state on the host.
+    choice [R, G, I, 3]: fractions of keep, offload, drop, those of state that may leave within the step behind the
+    candidates (`PeriodicModel.state`). state_out [R, G]: share of the resting state on the host; state_away [R, G]: of
+    the rest of it, the share that leaves within the step.
     phase [R, G]: starts in periods; start_share [R, G]: the same as compute of the first GPU, in micro-batches (see
     `Coordination`). step_s [R], period_s [R, G]: the relaxed model's times. memory_over_bytes [R], link_over [R]:
     the largest violations that are left (links relative to capacity; 0: none).
     fractional_bytes [R]: bytes whose choice is not 0 or 1. memory_price_s_per_byte [R, G, Q], link_price_s [R, L,
     B]: what the step time would gain from one more byte at a slot, or from a link faster by 100 % in a bin. history
-    [R, rounds]: objective in units of K periods without stalls; early ones are for faster links. variables: to go
-    on from, one leading restart axis. compile_s, run_s: seconds, apart. settings.
+    [R, rounds]: objective in units of K periods without stalls; early ones are for faster links. watched: what `watch`
+    gave, axes R, rounds. variables: to go on from, one leading restart axis. compile_s, run_s: seconds, apart.
+    settings.
     """
 
     choice: np.ndarray
     state_out: np.ndarray
+    state_away: np.ndarray
     phase: np.ndarray
     start_share: np.ndarray
     step_s: np.ndarray
@@ -73,6 +81,7 @@ class RelaxedSolution:
     memory_price_s_per_byte: np.ndarray
     link_price_s: np.ndarray
     history: np.ndarray
+    watched: Any
     variables: Variables
     multipliers: Limits
     compile_s: float
@@ -86,7 +95,12 @@ def read_point(model: PeriodicModel, variables: Variables) -> Point:
     stall_s = jnp.square(variables.stall) * (model.unit_s / model.slots)
     phase = PHASE_SCALE * jnp.abs(variables.phase.at[0].set(0.0))
     timing = Timing(stall_s, jax.nn.sigmoid(variables.out_share), jax.nn.sigmoid(variables.in_share), phase)
-    return Point(choice, jax.nn.sigmoid(variables.state_out), timing)
+    return Point(choice, jax.nn.sigmoid(variables.state_out), jax.nn.sigmoid(variables.state_away), timing)
+
+
+def asked_at(model: PeriodicModel, point: Point) -> Demand:
+    """What a point asks of the timing."""
+    return demand(model, point.choice, point.state_out, point.state_away)
 
 
 def with_links_eased(model: PeriodicModel, relief) -> PeriodicModel:
@@ -96,11 +110,13 @@ def with_links_eased(model: PeriodicModel, relief) -> PeriodicModel:
 
 
 def optimise(model: PeriodicModel, *, restarts: int = 4, steps: int = 2000, seed: int = 0,
-             warm_starts: Sequence[WarmStart] = (), settings: Descent | None = None) -> RelaxedSolution:  # fmt: skip
+             warm_starts: Sequence[WarmStart] = (), settings: Descent | None = None,
+             watch: Callable[[Variables], Any] | None = None) -> RelaxedSolution:  # fmt: skip
     """Minimise the relaxed step time from `restarts` starts; warm starts come first and take the place of random
     ones.
 
-    Warm starts skip the homotopy on the links. Same arguments, same versions: same result. Raises InputError for
+    Warm starts skip the homotopy on the links. `watch`: a function of JAX arrays whose values after each round are
+    returned. Same arguments, same versions: same result. Raises InputError for
     bad counts or warm starts of another shape.
     """
     settings = Descent() if settings is None else settings
@@ -121,19 +137,25 @@ def optimise(model: PeriodicModel, *, restarts: int = 4, steps: int = 2000, seed
 
     def run(model: PeriodicModel, variables: Variables, eased: Array, spread: Array):
         def one(variables, eased, spread):
-            ended = _one_restart(model, variables, eased, spread, steps, settings)
+            ended = _one_restart(model, variables, eased, spread, steps, settings, watch)
             point = read_point(model, ended.variables)
-            step, limits = run_step(model, demand(model, point.choice, point.state_out), point.timing, settings.bins)
+            step, limits = run_step(model, asked_at(model, point), point.timing, settings.bins)
             return ended, point, step, limits, _fractional_gb(model, point.choice)
 
         return jax.vmap(one)(variables, eased, spread)
 
-    (ended, point, step, limits, fractional_gb), compile_s, run_s = compile_and_run(run, model, stacked, eased, spread)
+    arguments = (model, stacked, eased, spread)
+    (ended, point, step, limits, fractional_gb), compile_s, run_s = compile_and_run(run, *arguments)
+    if not np.isfinite(step.step_s).all():
+        # WORKAROUND(jax 0.10.1): without fusion emitters XLA's CPU compiler makes some programs yield NaN.
+        found, again_s, rerun_s = compile_and_run(run, *arguments, emitters=True)
+        ended, point, step, limits, fractional_gb = found
+        compile_s, run_s = compile_s + again_s, run_s + rerun_s
     return _solution(model, ended, point, step, limits, fractional_gb, compile_s, run_s, settings)
 
 
 def _one_restart(model: PeriodicModel, variables: Variables, eased: Array, spread: Array, steps: int,
-                 settings: Descent) -> Descended:  # fmt: skip
+                 settings: Descent, watch: Callable[[Variables], Any] | None) -> Descended:  # fmt: skip
     capacity_gb = jnp.sum(model.capacity_gb)
 
     def evaluate(variables: Variables, progress: Array) -> tuple[Array, Limits, Array]:
@@ -144,11 +166,11 @@ def _one_restart(model: PeriodicModel, variables: Variables, eased: Array, sprea
         # While shared links are wide nothing is gained by a stagger, so a spread start is held until it can be judged.
         phase = jnp.where(spread & (relief > 0), jax.lax.stop_gradient(point.timing.phase), point.timing.phase)
         timing = eqx.tree_at(lambda t: t.phase, point.timing, phase)
-        step, limits = run_step(relaxed, demand(relaxed, point.choice, point.state_out), timing, settings.bins)
+        step, limits = run_step(relaxed, asked_at(relaxed, point), timing, settings.bins)
         undecided = settings.binary_weight * pressure * _fractional_gb(model, point.choice) / capacity_gb
         return objective(relaxed, step), limits, undecided
 
-    return descend(model, variables, steps, settings, evaluate)
+    return descend(model, variables, steps, settings, evaluate, watch)
 
 
 def _fractional_gb(model: PeriodicModel, choice: Float[Array, "gpu candidate 3"]) -> Float[Array, ""]:
@@ -166,6 +188,7 @@ def initial_variables(model: PeriodicModel, key: Array, *, spread: bool) -> Vari
     return Variables(
         choice=0.5 * jax.random.normal(keys[0], (gpus, count, 3), dtype),
         state_out=0.5 * jax.random.normal(keys[1], (gpus,), dtype),
+        state_away=jnp.full(gpus, -1.0, dtype),
         stall=0.3 + 0.1 * jax.random.normal(keys[2], (gpus, slots), dtype),
         out_share=-1.0 + 0.3 * jax.random.normal(keys[3], (gpus, slots), dtype),
         in_share=-1.0 + 0.3 * jax.random.normal(keys[4], (gpus, slots), dtype),
@@ -179,18 +202,31 @@ def warm_variables(model: PeriodicModel, warm: WarmStart, start: Variables) -> V
     if len(decisions) != model.gpus or len(phase) != model.gpus:
         raise InputError(f"warm start: {len(decisions)} decisions, {len(phase)} phases; give {model.gpus} of each")
     logits = np.array(start.choice)
-    state = np.array(start.state_out)
+    state, away = np.array(start.state_out), np.array(start.state_away)
     for g, decision in enumerate(decisions):
         if len(decision.choice) != model.candidates[g]:
             raise InputError(f"warm start, GPU {g}: {len(decision.choice)} choices; give {model.candidates[g]}")
         logits[g, : model.candidates[g]] = WARM_LOGIT * np.eye(3)[np.asarray(decision.choice, np.int64)]
-        on_host = np.asarray(decision.state_out, np.int64) == Rest.ON_HOST
-        state[g] = WARM_LOGIT if on_host.any() else -WARM_LOGIT
+        rest = np.asarray(decision.state_out, np.int64)
+        leaves = [int(rest[index] == Rest.AWAY) for index, _, _ in model.state[g]]
+        behind = slice(model.candidates[g], model.candidates[g] + len(leaves))
+        logits[g, behind] = WARM_LOGIT * np.eye(3)[np.array(leaves, np.int64)]
+        state[g] = WARM_LOGIT if (rest == Rest.ON_HOST).any() else -WARM_LOGIT
+        away[g] = (
+            WARM_LOGIT
+            if (np.delete(rest, [index for index, _, _ in model.state[g]]) == Rest.AWAY).any()
+            else -WARM_LOGIT
+        )
     dtype = model.slot_s.dtype
     return eqx.tree_at(
-        lambda v: (v.choice, v.state_out, v.phase),
+        lambda v: (v.choice, v.state_out, v.state_away, v.phase),
         start,
-        (jnp.asarray(logits, dtype), jnp.asarray(state, dtype), jnp.asarray(phase, dtype) / PHASE_SCALE),
+        (
+            jnp.asarray(logits, dtype),
+            jnp.asarray(state, dtype),
+            jnp.asarray(away, dtype),
+            jnp.asarray(phase, dtype) / PHASE_SCALE,
+        ),
     )
 
 
@@ -205,6 +241,7 @@ def _solution(model: PeriodicModel, ended: Descended, point: Point, step: Step, 
     return RelaxedSolution(
         choice=np.asarray(point.choice),
         state_out=np.asarray(point.state_out),
+        state_away=np.asarray(point.state_away),
         phase=np.asarray(point.timing.phase),
         start_share=_start_shares(model, np.asarray(point.timing.phase), step),
         step_s=np.asarray(step.step_s),
@@ -215,6 +252,7 @@ def _solution(model: PeriodicModel, ended: Descended, point: Point, step: Step, 
         memory_price_s_per_byte=np.asarray(ended.multipliers.memory) * step_unit_s / (capacity_gb[:, None] * GB),
         link_price_s=np.asarray(ended.multipliers.link) * step_unit_s,
         history=np.asarray(ended.history),
+        watched=jax.tree.map(np.asarray, ended.watched),
         variables=ended.variables,
         multipliers=ended.multipliers,
         compile_s=compile_s,
@@ -266,9 +304,7 @@ def machine_sensitivity(model: PeriodicModel, solution: RelaxedSolution, restart
             model,
             (capacity_gb, link_gb_per_s, lane_gb_per_s),
         )
-        step, limits = run_step(
-            changed, demand(changed, point.choice, point.state_out), point.timing, solution.settings.bins
-        )
+        step, limits = run_step(changed, asked_at(changed, point), point.timing, solution.settings.bins)
         held = jax.tree.map(lambda m, c: jnp.sum(m * c), multipliers, limits)
         return objective(changed, step) + jax.tree.reduce(jnp.add, held)
 

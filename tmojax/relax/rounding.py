@@ -38,7 +38,7 @@ def round_solution(
     allowed = np.asarray(model.allowed)
     capacity = np.asarray(model.capacity_gb) * 1e9
     restarts = np.argsort(solution.step_s, kind="stable").tolist()
-    streams = [_variants(solution, views, allowed, capacity, restart) for restart in restarts]
+    streams = [_variants(model, solution, views, allowed, capacity, restart) for restart in restarts]
     found: list[Rounding] = []
     seen: set[tuple] = set()
     while streams and len(found) < most:
@@ -48,42 +48,48 @@ def round_solution(
                 streams.remove(stream)
                 continue
             decisions, start_share = item
-            key = (*((d.choice.tobytes(), d.state_out.tobytes()) for d in decisions), start_share)
+            key = (*(decision.key for decision in decisions), start_share)
             if key not in seen and len(found) < most:
                 seen.add(key)
                 found.append(item)
     return found
 
 
-def _variants(solution: RelaxedSolution, views: Sequence[StepView], allowed: np.ndarray, capacity: np.ndarray,
-              restart: int) -> Iterator[Rounding]:  # fmt: skip
+def _variants(model: PeriodicModel, solution: RelaxedSolution, views: Sequence[StepView], allowed: np.ndarray,
+              capacity: np.ndarray, restart: int) -> Iterator[Rounding]:  # fmt: skip
     """All roundings of one restart: for each pair of thresholds a different decision per GPU, then one for all."""
-    soft, state = solution.choice[restart], solution.state_out[restart]
+    soft = solution.choice[restart]
+    resting = np.stack([solution.state_out[restart], solution.state_away[restart]], 1)
     shares = tuple(float(share) for share in solution.start_share[restart])
     same = all(np.array_equal(view.tensor, views[0].tensor) for view in views)
     same &= all(np.array_equal(view.slot_op, views[0].slot_op) for view in views)
     uniform = same and len(views) > 1 and len(set(capacity.tolist())) == 1
 
-    def rounded(gpu: int, fractions: np.ndarray, state_share: float, thresholds: tuple[float, float]) -> DeviceDecision:
-        view = views[gpu]
-        count, limit = len(view.size_bytes), float(capacity[gpu])
-        return round_device(view, fractions[:count], float(state_share), allowed[gpu, :count], limit, thresholds)
+    def rounded(
+        gpu: int, fractions: np.ndarray, resting: np.ndarray, thresholds: tuple[float, float]
+    ) -> DeviceDecision:
+        view, gaps = views[gpu], np.array(model.state[gpu], np.int64).reshape(-1, 3)
+        count = len(view.size_bytes)
+        leaves = fractions[count : count + len(gaps), Choice.KEEP] < thresholds[0]
+        state_out, free = round_state(view, gaps[leaves], *resting.tolist())
+        return round_device(view, fractions[:count], allowed[gpu, :count], capacity[gpu] + free, state_out, thresholds)
 
     for thresholds in THRESHOLDS:
-        each = tuple(rounded(g, soft[g], state[g], thresholds) for g in range(len(views)))
+        each = tuple(rounded(g, soft[g], resting[g], thresholds) for g in range(len(views)))
         yield each, shares
         if uniform:
-            mean = rounded(0, soft.mean(axis=0), state.mean(), thresholds)
+            mean = rounded(0, soft.mean(axis=0), resting.mean(axis=0), thresholds)
             yield (mean,) * len(views), shares
     if uniform:
         for gpu in range(len(views)):
-            one = rounded(gpu, soft[gpu], state[gpu], THRESHOLDS[0])
+            one = rounded(gpu, soft[gpu], resting[gpu], THRESHOLDS[0])
             yield (one,) * len(views), shares
 
 
-def round_device(view: StepView, soft: np.ndarray, state_share: float, allowed: np.ndarray, capacity_bytes: float,
-                 thresholds: tuple[float, float]) -> DeviceDecision:  # fmt: skip
+def round_device(view: StepView, soft: np.ndarray, allowed: np.ndarray, capacity_bytes: np.ndarray,
+                 state_out: np.ndarray, thresholds: tuple[float, float]) -> DeviceDecision:  # fmt: skip
     """Fractions [I, 3] of one GPU as a decision that fits without copies in flight, as far as that is possible.
+    capacity_bytes [Q]: what state that leaves adds to the memory included.
 
     Where memory is exceeded, the kept candidate with the smallest fraction of keep leaves; where it is not, dropped
     candidates with a large fraction of keep come back.
@@ -97,25 +103,35 @@ def round_device(view: StepView, soft: np.ndarray, state_share: float, allowed: 
     can_leave = allowed[:, Choice.OFFLOAD] | allowed[:, Choice.RECOMPUTE]
     choice = np.where((soft[:, Choice.KEEP] < keep_below) & can_leave, leaving, Choice.KEEP).astype(np.int8)
     choice[~allowed[:, Choice.KEEP]] = Choice.RECOMPUTE
-    state_out = _resting(view, state_share)
-    free = capacity_bytes + float(view.state_bytes[state_out == Rest.ON_HOST].sum())
-    choice = _repair(view, choice, np.where(can_leave, leaving, Choice.KEEP).astype(np.int8), soft, free)
-    return DeviceDecision(_bring_back(view, choice, soft, free), state_out)
+    leaving = np.where(can_leave, leaving, Choice.KEEP).astype(np.int8)
+    choice = _repair(view, choice, leaving, soft, capacity_bytes)
+    return DeviceDecision(_bring_back(view, choice, soft, capacity_bytes), state_out)
 
 
-def _resting(view: StepView, share: float) -> np.ndarray:
-    """Resting state tensors, largest first, on the host until `share` of their bytes is (the last one that crosses
-    it included if more than half of it is wanted).
+def round_state(view: StepView, leaves: np.ndarray, on_host: float, away: float) -> tuple[np.ndarray, np.ndarray]:
+    """(state_out [S], bytes that it frees at each slot [Q]).
+
+    leaves [N, 3]: state tensors that leave within the step, with the slots around their gaps. Of the resting ones,
+    largest first, the share `on_host` of their bytes is on the host (the last one that crosses it included if more than
+    half of it is wanted), and of the others the share `away` leaves.
     """
     state_out = np.zeros(len(view.state_bytes), np.int8)
-    resting = np.flatnonzero(view.state_resting)
-    wanted = share * float(view.state_bytes[resting].sum())
-    for index in sorted(resting.tolist(), key=lambda i: (-int(view.state_bytes[i]), i)):
-        size = float(view.state_bytes[index])
-        if size > 0 and wanted > size / 2:
-            state_out[index] = Rest.ON_HOST
-            wanted -= size
-    return state_out
+    state_out[leaves[:, 0]] = Rest.AWAY
+    free = np.zeros(len(view.slot_s))
+    places = np.arange(len(free))
+    for index, last_use, next_use in leaves.tolist():
+        after, before = places > last_use, places < next_use
+        free[(after | before) if next_use <= last_use else (after & before)] += view.state_bytes[index]
+    for share, rest in ((on_host, Rest.ON_HOST), (away, Rest.AWAY)):
+        resting = np.flatnonzero(view.state_resting & (state_out == Rest.ON_DEVICE))
+        wanted = share * float(view.state_bytes[resting].sum())
+        for index in sorted(resting.tolist(), key=lambda i: (-int(view.state_bytes[i]), i)):
+            size = float(view.state_bytes[index])
+            if size > 0 and wanted > size / 2:
+                state_out[index] = rest
+                wanted -= size
+                free += size
+    return state_out, free
 
 
 def wanted_from(view: StepView, choice: np.ndarray) -> np.ndarray:
@@ -145,7 +161,9 @@ def resident_bytes(view: StepView, choice: np.ndarray) -> np.ndarray:
     return view.base_bytes + np.cumsum(change)[:count]
 
 
-def _repair(view: StepView, choice: np.ndarray, leaving: np.ndarray, soft: np.ndarray, capacity: float) -> np.ndarray:
+def _repair(
+    view: StepView, choice: np.ndarray, leaving: np.ndarray, soft: np.ndarray, capacity: np.ndarray
+) -> np.ndarray:
     choice = choice.copy()
     by_keep = np.argsort(soft[:, Choice.KEEP], kind="stable")
     while True:
@@ -161,7 +179,7 @@ def _repair(view: StepView, choice: np.ndarray, leaving: np.ndarray, soft: np.nd
         choice[taken] = leaving[taken]
 
 
-def _bring_back(view: StepView, choice: np.ndarray, soft: np.ndarray, capacity: float) -> np.ndarray:
+def _bring_back(view: StepView, choice: np.ndarray, soft: np.ndarray, capacity: np.ndarray) -> np.ndarray:
     """Keep dropped candidates that backward uses, largest fraction of keep first, while memory allows.
 
     What their inputs then need no more is not counted as free.

@@ -45,14 +45,14 @@ class Template:
     state_runs: dict[int, list[tuple[int, bool]]]
 
 
-def build_template(problem: Problem, view: StepView, decision: DeviceDecision) -> Template:
-    """Expand a decision into runs and lives.
+def build_template(problem: Problem, view: StepView, decision: DeviceDecision, *, last: bool = False) -> Template:
+    """Expand a decision into runs and lives, of the micro-batches before the last one or (`last`) of that.
 
     An op with several outputs yields all of them again when it is recomputed; an output of it that the decision
     offloads is therefore recomputed with the others. A dropped tensor that a recomputation turns out to need, and whose
     own op may not run again, is kept.
     """
-    choice = decision.choice.copy()
+    choice = (decision.in_last if last else decision.choice).copy()
     while True:
         template, conflicts = _expand(problem, view, choice)
         if not conflicts:

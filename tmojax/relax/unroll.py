@@ -1,4 +1,4 @@
-"""The whole step of one device: a micro-batch template repeated K times, with the step ops in their places.
+"""The whole step of one device: a template for K-1 micro-batches, one for the last, and the step ops in their places.
 
 Runs are counted over the step here. The result is what the fit (`tmojax.relax.fit`) works on: the memory that is needed
 at every run in any case, and a table of gaps in which tensors may be away.
@@ -6,6 +6,7 @@ at every run in any case, and a table of gaps in which tensors may be away.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -87,22 +88,26 @@ def check_rests(view: StepView, decision: DeviceDecision) -> None:
         )
 
 
-def unroll(problem: Problem, view: StepView, decision: DeviceDecision, template: Template) -> UnrolledStep:
-    """Unroll a template over the K micro-batches of a step."""
+def unroll(
+    problem: Problem, view: StepView, decision: DeviceDecision, template: Template, last: Template
+) -> UnrolledStep:
+    """Unroll a template over all micro-batches of a step but the last one, which `last` describes."""
     check_rests(view, decision)
-    return _Unroller(_layout(problem, view), view, decision, template).result()
+    return _Unroller(_layout(problem, view), view, decision, template, last).result()
 
 
 class _Unroller:
-    def __init__(self, layout: _Layout, view: StepView, decision: DeviceDecision, template: Template) -> None:
-        self.layout, self.view, self.decision, self.template = layout, view, decision, template
-        self.count, self.body = view.micro_batches, len(template.runs)
+    def __init__(
+        self, layout: _Layout, view: StepView, decision: DeviceDecision, template: Template, last: Template
+    ) -> None:
+        self.layout, self.view, self.decision, self.template, self.last = layout, view, decision, template, last
+        self.count, self.body, final = view.micro_batches, len(template.runs), len(last.runs)
         # A step op stands where the op table has it: in the last micro-batch, behind the first run of the op before.
         before = layout.slot_before
-        behind = np.where(before < 0, 0, template.first_run[view.slot_op[np.maximum(before, 0)]] + 1)
+        behind = np.where(before < 0, 0, last.first_run[view.slot_op[np.maximum(before, 0)]] + 1)
         base = (self.count - 1) * self.body
-        self.total = self.count * self.body + len(layout.step_ops)
-        self.body_place = base + np.arange(self.body) + np.searchsorted(behind, np.arange(self.body), side="right")
+        self.total = base + final + len(layout.step_ops)
+        self.last_place = base + np.arange(final) + np.searchsorted(behind, np.arange(final), side="right")
         self.step_place = base + behind + np.arange(len(layout.step_ops))
         self.profile = np.zeros(self.total + 1, np.int64)
         self.gaps: list[np.ndarray] = []
@@ -113,12 +118,12 @@ class _Unroller:
         self._inputs()
         self._step_tensors()
         self._state()
-        layout, template = self.layout, self.template
-        op = self._per_run(template.runs, layout.step_ops)
-        micro_batch = self._per_run(np.zeros(self.body, np.int64), np.zeros(len(layout.step_ops), np.int64))
+        layout, template, last = self.layout, self.template, self.last
+        op = self._per_run(template.runs, last.runs, layout.step_ops)
+        micro_batch = np.zeros(self.total, np.int64)
         micro_batch[: (self.count - 1) * self.body] = np.repeat(np.arange(self.count - 1), self.body)
-        micro_batch[self.body_place] = self.count - 1
-        scratch = self._per_run(template.scratch_bytes, layout.workspace[layout.step_ops])
+        micro_batch[self.last_place] = self.count - 1
+        scratch = self._per_run(template.scratch_bytes, last.scratch_bytes, layout.workspace[layout.step_ops])
         gaps = np.concatenate(self.gaps)
         gaps = gaps[np.lexsort((gaps[:, TENSOR], gaps[:, END], gaps[:, WRITTEN]))]
         freed = np.concatenate(self.freed)
@@ -126,18 +131,18 @@ class _Unroller:
         profile = np.cumsum(self.profile)[: self.total] + scratch
         return UnrolledStep(op, micro_batch, layout.collective[op], profile, freed, gaps)
 
-    def _per_run(self, inside: np.ndarray, step: np.ndarray) -> np.ndarray:
-        """Values per template run [T] and per step op as values per run of the step [U]."""
+    def _per_run(self, inside: np.ndarray, last: np.ndarray, step: np.ndarray) -> np.ndarray:
+        """Values per run of each template and per step op as values per run of the step [U]."""
         values = np.empty(self.total, np.int64)
         values[: (self.count - 1) * self.body] = np.tile(inside, self.count - 1)
-        values[self.body_place], values[self.step_place] = inside, step
+        values[self.last_place], values[self.step_place] = last, step
         return values
 
-    def _spread(self, runs: np.ndarray) -> np.ndarray:
-        """Template runs [n] as runs of the step [K, n]."""
-        spread = runs[None, :] + (np.arange(self.count) * self.body)[:, None]
-        spread[-1] = self.body_place[runs]
-        return spread
+    def _parts(self) -> Iterator[tuple[Template, np.ndarray, np.ndarray]]:
+        """(template, micro-batches [k], run of the step [k, T]) of those before the last one, and of that."""
+        begin = (np.arange(self.count - 1) * self.body)[:, None]
+        yield self.template, np.arange(self.count - 1), begin + np.arange(self.body)
+        yield self.last, np.array([self.count - 1]), self.last_place[None, :]
 
     def _add_gaps(self, tensor, instance, written, start, end, host_stays) -> None:
         columns = np.zeros((len(tensor), CLEAN + 1), np.int64)
@@ -154,34 +159,41 @@ class _Unroller:
         return int(self.step_place[self.layout.step_uses[tensor][0][-1]])
 
     def _lives(self) -> None:
-        template, count = self.template, self.count
-        start, end = self._spread(template.life_start), self._spread(template.life_end)
+        for template, batches, place in self._parts():
+            start, end = place[:, template.life_start], place[:, template.life_end]
+            if self.count - 1 in batches:
+                for tensor, column in self._latest_lives(template).items():
+                    end[-1, column] = max(end[-1, column], self._last_step_run(tensor))
+            count = len(batches)
+            self._occupy(start.ravel(), end.ravel(), np.tile(self.layout.sizes[template.life_tensor], count))
+            plain = ~template.life_before_gap
+            tensors, instances = np.tile(template.life_tensor[plain], count), np.repeat(batches, plain.sum())
+            self.freed.append(np.stack([end[:, plain].ravel(), tensors, instances], 1))
+            ends = (place[:, runs].ravel() for runs in (template.gap_written, template.gap_from, template.gap_to))
+            instances = np.repeat(batches, len(template.gap_tensor))
+            self._add_gaps(np.tile(template.gap_tensor, count), instances, *ends, 0)
+
+    def _latest_lives(self, template: Template) -> dict[int, int]:
+        """Of tensors that step ops use as well, the life that ends last."""
         latest: dict[int, int] = {}
         for column, tensor in enumerate(template.life_tensor.tolist()):
             if tensor in self.layout.step_uses:
                 if tensor not in latest or template.life_end[column] > template.life_end[latest[tensor]]:
                     latest[tensor] = column
-        for tensor, column in latest.items():
-            end[-1, column] = max(end[-1, column], self._last_step_run(tensor))
-        self._occupy(start.ravel(), end.ravel(), np.tile(self.layout.sizes[template.life_tensor], count))
-        plain = ~template.life_before_gap
-        tensors, instances = np.tile(template.life_tensor[plain], count), np.repeat(np.arange(count), plain.sum())
-        self.freed.append(np.stack([end[:, plain].ravel(), tensors, instances], 1))
-        instance = np.repeat(np.arange(count), len(template.gap_tensor))
-        self._add_gaps(np.tile(template.gap_tensor, count), instance, self._spread(template.gap_written).ravel(),
-                       self._spread(template.gap_from).ravel(), self._spread(template.gap_to).ravel(), 0)  # fmt: skip
+        return latest
 
     def _inputs(self) -> None:
-        template, count = self.template, self.count
-        first, final = self._spread(template.input_first), self._spread(template.input_last)
-        for column, tensor in enumerate(template.input_tensor.tolist()):
-            if tensor in self.layout.step_uses:
-                final[-1, column] = self._last_step_run(tensor)
-        tensors = np.tile(template.input_tensor, count)
-        instance = np.repeat(np.arange(count), first.shape[1])
-        self._occupy(first.ravel(), final.ravel(), self.layout.sizes[tensors])
-        self.freed.append(np.stack([final.ravel(), tensors, instance], 1))
-        self._add_gaps(tensors, instance, -1, -1, first.ravel(), 1)
+        for template, batches, place in self._parts():
+            first, final = place[:, template.input_first], place[:, template.input_last]
+            if self.count - 1 in batches:
+                for column, tensor in enumerate(template.input_tensor.tolist()):
+                    if tensor in self.layout.step_uses:
+                        final[-1, column] = self._last_step_run(tensor)
+            tensors = np.tile(template.input_tensor, len(batches))
+            instance = np.repeat(batches, first.shape[1])
+            self._occupy(first.ravel(), final.ravel(), self.layout.sizes[tensors])
+            self.freed.append(np.stack([final.ravel(), tensors, instance], 1))
+            self._add_gaps(tensors, instance, -1, -1, first.ravel(), 1)
 
     def _step_tensors(self) -> None:
         """Tensors that live among the step ops only; those that no op writes come from the host."""
@@ -223,9 +235,12 @@ class _Unroller:
 
         Where its first use is far from the start of the step, the first gap begins behind the first run.
         """
-        uses = self.template.state_runs.get(tensor, [])
-        runs = [(k * self.body + run, changes) for k in range(self.count - 1) for run, changes in uses]
-        runs += [(int(self.body_place[run]), changes) for run, changes in uses]
+        runs = [
+            (place, changes)
+            for template, _, places in self._parts()
+            for run, changes in template.state_runs.get(tensor, [])
+            for place in places[:, run].tolist()
+        ]
         places, changes_by_step = self.layout.step_uses.get(tensor, ([], []))
         runs += [(int(self.step_place[place]), changed) for place, changed in zip(places, changes_by_step, strict=True)]
         runs.sort()
