@@ -5,7 +5,9 @@ from __future__ import annotations
 from statistics import median
 
 import numpy as np
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from experiments.quality.rows import HEADROOM, HEURISTIC_NAMES, MODEL_NAMES, Row
 from tmojax.report.figure_style import BLACK, BLUE, GREY, ORANGE, VERMILLION, figure_settings
@@ -14,8 +16,11 @@ COLOUR = {"best heuristic": GREY, "local-search": ORANGE, "gradient": BLUE, "bes
 LEAST = 1e-4  # gaps below it are drawn there: axes are logarithmic
 
 
-def _percent(value: float, _: object) -> str:
-    return f"{100 * value:.4g} %"
+def _gap_axis(axis: Axis) -> None:
+    """1, 3, 10, 30 ... per cent, no other labels."""
+    axis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+    axis.set_major_formatter(lambda value, _: f"{100 * value:.4g} %")
+    axis.set_minor_formatter(NullFormatter())
 
 
 def gaps_of(rows: list[Row]) -> dict[str, list[float]]:
@@ -37,8 +42,9 @@ def draw_gaps(rows: list[Row]) -> Figure:
         figure = Figure(figsize=(9.0, 3.6))
         left, right = figure.subplots(1, 2)
         for name, gaps in gaps_of(rows).items():
-            left.step(np.maximum(np.sort(gaps), LEAST), np.arange(1, len(gaps) + 1) / len(gaps), where="post",
-                      color=COLOUR[name], label=name)  # fmt: skip
+            places = np.maximum(np.sort(gaps), LEAST)
+            left.step([places[0], *places], np.arange(len(gaps) + 1) / len(gaps), where="post", color=COLOUR[name],
+                      label=name)  # fmt: skip
         left.set_xscale("log")
         left.set_xlabel("above the proved bound (0.01 % stands for less)")
         left.set_ylabel(f"share of {len(rows)} instances")
@@ -63,7 +69,7 @@ def draw_gaps(rows: list[Row]) -> Figure:
         right.legend(loc="upper left")
         right.set_title("what the gradient planner leaves")
         for axis in (left.xaxis, right.xaxis, right.yaxis):
-            axis.set_major_formatter(_percent)
+            _gap_axis(axis)
         return figure
 
 
@@ -120,7 +126,8 @@ def draw_time(rows: list[Row]) -> Figure:
             found = [(row.runs[rival]["plan_cpu_s"], gap) for row in rows if (gap := row.gap(rival)) is not None]
             place = (median(seconds for seconds, _ in found), max(median(gap for _, gap in found), LEAST))
             right.plot(*place, "o", color=COLOUR.get(rival, BLACK), markersize=4.5)
-            right.annotate(rival, place, textcoords="offset points", xytext=(5, 3), fontsize=7.5)
+            right.annotate(rival, place, textcoords="offset points", xytext=(5, -8 if rival == "gradient" else 3),
+                           fontsize=7.5)  # fmt: skip
         right.set_xlabel("planning, CPU seconds (median)")
         right.set_title("single planners, where at least half have a plan")
         right.margins(x=0.25)
@@ -128,5 +135,6 @@ def draw_time(rows: list[Row]) -> Figure:
             axes.set_xscale("log")
             axes.set_yscale("log")
             axes.grid()
-            axes.yaxis.set_major_formatter(_percent)
+            axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        _gap_axis(left.yaxis)
         return figure
