@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import equinox as eqx
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
+from tmojax.cost.tail import step_collectives
 from tmojax.cost.timeline import Demand
 from tmojax.planners.workbench import Workbench
 from tmojax.problem import Kind
@@ -22,10 +23,12 @@ Plan = tuple[tuple[DeviceDecision, ...], Coordination]
 
 
 class FixedLists(eqx.Module):
-    """slot_s: compute of a slot, recomputation included. lane_gb_per_s: one GPU's copies alone, with set-up."""
+    """slot_s: compute of a slot, recomputation included. lane_gb_per_s: one GPU's copies alone, with set-up. sync_slot:
+    as in `PeriodicModel`."""
 
     slot_s: Float[Array, "gpu slot"]
     lane_gb_per_s: Float[Array, "gpu 2"]
+    sync_slot: Int[Array, "gpu collective"]
     demand: Demand
 
 
@@ -49,7 +52,7 @@ def read_plans(bench: Workbench, plans: Sequence[Plan]) -> FixedLists:
         total_gb=read["total"], state_gb=read["state"], gone_gb=read["gone"], open_gb=read["open"],
         uncopied_gb=nothing, state_away_gb=np.zeros_like(read["state"]),
     )  # fmt: skip
-    return FixedLists(read["slot_s"], read["lane"], asked)
+    return FixedLists(read["slot_s"], read["lane"], read["sync_slot"].astype(np.int32), asked)
 
 
 def _read_device(bench: Workbench, device: int, decision: DeviceDecision) -> dict[str, np.ndarray | float]:
@@ -82,8 +85,17 @@ def _read_device(bench: Workbench, device: int, decision: DeviceDecision) -> dic
         "due": due[stop],
         "total": total,
         "state": float(view.state_bytes[resting].sum()) / 1e9,
+        "sync_slot": _sync_slots(bench, device, found.rows, runs, group),
         "lane": _lanes(bench, device, one, (slice(before_out, last_out), slice(before_in, last_in))),
     }
+
+
+def _sync_slots(bench: Workbench, device: int, rows: np.ndarray, runs: np.ndarray, group: np.ndarray) -> np.ndarray:
+    """Slot behind which each collective of the step may start: as in the last micro-batch, so in the middle one."""
+    view = bench.view(device)
+    ops = rows["op"][np.isin(rows["kind"], (Kind.COMPUTE, Kind.COLLECTIVE))][runs].tolist()
+    before = step_collectives(bench.problem, view).before.tolist()
+    return np.array([group[ops.index(view.slot_op[slot])] if slot >= 0 else -1 for slot in before], np.int64)
 
 
 def _middle_runs(bench: Workbench, device: int, rows: np.ndarray) -> np.ndarray:

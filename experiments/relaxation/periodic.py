@@ -82,7 +82,10 @@ def _starts(bench: Workbench, plan: Plan) -> np.ndarray:
 def _descend_one(model: PeriodicModel, lists: FixedLists, phase: Array) -> tuple[Array, Array]:
     """(step time, largest excess over the capacity of a link in a bin)."""
     settings = Descent()
-    model = eqx.tree_at(lambda m: (m.slot_s, m.lane_gb_per_s), model, (lists.slot_s, lists.lane_gb_per_s))
+    model = eqx.tree_at(
+        lambda m: (m.slot_s, m.lane_gb_per_s, m.sync_slot, m.turn_slot), model,
+        (lists.slot_s, lists.lane_gb_per_s, lists.sync_slot, jnp.zeros_like(model.turn_slot)),
+    )  # fmt: skip
 
     def lay_out(variables: _Variables):
         stall_s = jnp.square(variables.stall) * (model.unit_s / model.slots)

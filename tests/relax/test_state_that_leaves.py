@@ -16,6 +16,7 @@ from tmojax.check import check
 from tmojax.cost import Timing, demand, relax_problem, run_step
 from tmojax.cost.state import LONG_GAP, find_state_gaps
 from tmojax.importers.machine_build import load_machine
+from tmojax.planners.gradient import variants
 from tmojax.planners.workbench import Workbench
 from tmojax.problem import (
     Action,
@@ -184,6 +185,29 @@ def test_recomputing_behind_the_first_gradient_is_free_while_it_is_synchronised(
     # Only in the last micro-batch it costs nothing at all.
     last = DeviceDecision(choices[0], np.zeros(1, np.int8), last_choice=choices[1])
     assert bench.evaluate((last,) * 4, together(problem)).step_s == pytest.approx(found[0])
+
+
+def test_a_last_micro_batch_of_its_own_beats_every_uniform_choice():
+    """`a` and `c` do not fit together. Offloading `a` is cheapest, but in the last micro-batch its way back meets the
+    synchronisation, while recomputing it is free there."""
+    problem = bucket_problem(3)
+    problem = replace(problem, actions=frozenset({Action.OFFLOAD, Action.RECOMPUTE})).with_device_capacity(
+        int(21.5 * GB)
+    )
+    bench = Workbench(problem)
+    view = bench.view(0)
+    home = np.zeros(1, np.int8)
+    offload, again = (
+        DeviceDecision(np.where(view.tensor == 0, choice, Choice.KEEP).astype(np.int8), home)
+        for choice in (Choice.OFFLOAD, Choice.RECOMPUTE)
+    )
+    plans = [bench.evaluate((one,) * 4, together(problem)) for one in (offload, again)]
+    for mixed in variants(bench, (offload,) * 4, None):
+        plans.append(bench.evaluate(mixed, together(problem)))
+    kept_in_last, mixed = plans[2:]
+    assert not hasattr(kept_in_last, "step_s")  # that does not fit
+    assert mixed.step_s < min(plans[0].step_s, plans[1].step_s) * 0.99
+    assert check(problem, mixed.schedule).valid
 
 
 def test_equal_plans_have_equal_keys():

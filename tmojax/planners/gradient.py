@@ -22,6 +22,7 @@ from tmojax.planners.simple import layer_count, offload_everything, recompute_se
 from tmojax.planners.sweep import sweep
 from tmojax.planners.workbench import Candidate, Workbench
 from tmojax.problem import Action, Problem
+from tmojax.problem.step_view import StepView
 from tmojax.relax.decisions import Choice, DeviceDecision, keep_everything
 from tmojax.relax.decode import DoesNotFit
 
@@ -167,7 +168,7 @@ class Gradient(Planner):
         solution = optimise(model, restarts=self.restarts, steps=self.steps, seed=seed, warm_starts=warm)
         relaxed_s = watch.read_s()
         rounded = round_solution(model, solution, views, most=self.roundings)
-        gradient_best = self._decode(bench, rounded)
+        gradient_best = self._decode(bench, rounded, starts[0].candidate if starts else None)
         rounded_s = watch.read_s()
         entries = [*starts] + ([Start("gradient", gradient_best)] if gradient_best is not None else [])
         if not entries:
@@ -201,17 +202,49 @@ class Gradient(Planner):
                            candidate=best, details=details)  # fmt: skip
         return _no_slower(found, seeds)
 
-    def _decode(self, bench: Workbench, rounded) -> Candidate | None:
-        """The best of the rounded decisions: all simulated with the phases of the relaxation, the best ones swept."""
+    def _decode(self, bench: Workbench, rounded, known: Candidate | None) -> Candidate | None:
+        """The best of the rounded decisions: all simulated with the phases of the relaxation, the best ones and their
+        variants swept. known: the best plan to start from."""
         tried: list[tuple[float, int]] = []
         for index, (decisions, start_share) in enumerate(rounded):
             found = sweep(bench, decisions, shares=(), starts=(start_share,))
             if not isinstance(found, DoesNotFit):
                 tried.append((found.step_s, index))
         best: Candidate | None = None
-        for _, index in sorted(tried)[: self.finalists]:
+        for step_s, index in sorted(tried)[: self.finalists]:
             decisions, start_share = rounded[index]
+            for other in variants(bench, decisions, known):
+                found = sweep(bench, other, shares=(), starts=(start_share,))
+                if not isinstance(found, DoesNotFit) and found.step_s < step_s:
+                    step_s, decisions = found.step_s, other
             found = sweep(bench, decisions, starts=(start_share,))
             if not isinstance(found, DoesNotFit) and (best is None or found.step_s < best.step_s):
                 best = found
         return best
+
+
+def variants(
+    bench: Workbench, decisions: tuple[DeviceDecision, ...], known: Candidate | None
+) -> Iterator[tuple[DeviceDecision, ...]]:
+    """What the relaxation does not tell apart, tried on its decisions: state where a known plan has it, and a last
+    micro-batch whose copies do not meet the gradient synchronisation.
+    """
+    if known is not None:
+        yield tuple(
+            replace(decision, state_out=other.state_out)
+            for decision, other in zip(decisions, known.decisions, strict=True)
+        )
+    views = [bench.view(device) for device in range(bench.device_count)]
+    if bench.problem.workload.micro_batches > 1 and any(len(view.collective_op) for view in views):
+        for instead in (Choice.KEEP, Choice.RECOMPUTE):
+            if instead is Choice.KEEP or Action.RECOMPUTE in bench.problem.actions:
+                yield tuple(
+                    replace(decision, last_choice=_instead_of_offload(view, decision, instead))
+                    for view, decision in zip(views, decisions, strict=True)
+                )
+
+
+def _instead_of_offload(view: StepView, decision: DeviceDecision, instead: Choice) -> np.ndarray:
+    leaves = decision.choice == Choice.OFFLOAD
+    possible = view.may_recompute if instead is Choice.RECOMPUTE else np.ones(len(leaves), bool)
+    return np.where(leaves & possible, instead, decision.choice).astype(np.int8)
