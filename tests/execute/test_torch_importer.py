@@ -181,6 +181,10 @@ def test_clear_errors():
         imported(linear, lambda module, batch: 1.0)
     with pytest.raises(InputError, match="returned a"):
         imported(linear, lambda module, batch: batch.sum())  # depends on no parameter
+    with pytest.raises(InputError, match="takes gradients itself"):
+        imported(linear, lambda module, batch: torch.autograd.grad(squares(module, batch), module.weight)[0].sum())
+    with pytest.raises(InputError, match="that is not plain and dense"):
+        imported(linear, lambda module, batch: torch.sparse.mm(batch.to_sparse(), module.weight.T).sum())
     with pytest.raises(InputError, match="gpu: 'X' is unknown"):
         import_torch_step(linear, squares, torch.ones(8, 16), gpu="X")
     with pytest.raises(InputError, match="must be at least 1"):

@@ -7,8 +7,10 @@ import pytest
 
 pytest.importorskip("torch", reason="PyTorch is an optional extra: pip install 'tmojax[torch]'")
 import torch
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+from torch._dynamo.backends.common import aot_autograd
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint
 from torch_networks import network
 from torch_plans import batches_of, imported_step, ordinary_gradients, planned, problem_of
 
@@ -93,6 +95,31 @@ def test_pytorchs_own_contexts_get_the_same_decisions():
     expected = ordinary_gradients("gpt", [batch])
     assert all(torch.equal(a, b) for a, b in zip(gradients_of(module), expected, strict=True))
     assert points.sent_bytes == 0 < points.planned_bytes
+
+
+@pytest.mark.long
+def test_the_compiler_reads_what_is_to_be_offloaded():
+    """In the joint graph of a compiled step, the kernels with MUST_CPU_OFFLOAD are those of the plan."""
+    points = checkpoints("gpt", 0.75)
+    module, loss, batch = network("gpt")
+    offloaded = []
+
+    def noting_partition(joint, *args, **settings):
+        offloaded.extend(n for n in joint.graph.nodes if n.meta.get("recompute") is CheckpointPolicy.MUST_CPU_OFFLOAD)
+        return min_cut_rematerialization_partition(joint, *args, **settings)
+
+    for path in BLOCKS["gpt"]:
+        part, contexts = module.get_submodule(path), points.policies(path)
+        part.forward = lambda x, f=part.forward, contexts=contexts: checkpoint(
+            f, x, use_reentrant=False, context_fn=contexts
+        )
+    backend = aot_autograd(fw_compiler=lambda graph, _: make_boxed_func(graph), partition_fn=noting_partition)
+    torch.compile(loss, backend=backend)(module, batch).backward()
+    expected = ordinary_gradients("gpt", [batch])
+    assert all(torch.equal(a, b) for a, b in zip(gradients_of(module), expected, strict=True))
+    sizes = [node.meta["val"].untyped_storage().nbytes() for node in offloaded]
+    assert sum(sizes) == points.planned_bytes > 0
+    assert len(sizes) == sum(action is KernelAction.OFFLOAD for action in points.actions.values())
 
 
 def test_modules_are_as_before_afterwards():

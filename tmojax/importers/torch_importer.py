@@ -10,6 +10,7 @@ device: the hooks that run a plan (`tmojax.execute_torch`) can move only what au
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -164,13 +165,21 @@ class _Builder:
                 duration_s=self._seconds(op),
                 reads=(*self.state, *sorted(touched - set(writes))),
                 writes=writes,
-                workspace_bytes=max((sum(storages[s].size_bytes for s in a & inside) for a in op.alive), default=0),
+                workspace_bytes=self._workspace_bytes(op, inside),
                 recomputable=not op.backward and place not in fixed,
                 layer=layer_label(op.module),
                 flops=op.vector_flops + sum(op.by_dtype.values()),
                 memory_traffic_bytes=op.traffic_bytes,
             )
         )
+
+    def _workspace_bytes(self, op: TracedOp, inside: set[int]) -> int:
+        """The most that an op has allocated at any time, less what it leaves, which counts from its start."""
+
+        def size(storages: Iterable[int]) -> int:
+            return sum(self.traced.storages[s].size_bytes for s in storages)
+
+        return max(0, max(map(size, op.alive), default=0) - size(op.writes.keys() - inside))
 
     def _held_over(self, place: int) -> list[int]:
         """Storages that something other than saved tensors holds during an op of backward, from before it."""

@@ -312,6 +312,8 @@ class _Seen(TorchDispatchMode):
         return tensor
 
     def unpack(self, packed: Any) -> torch.Tensor:
+        if self.forward_end < 0:
+            raise InputError("loss: takes gradients itself (torch.autograd.grad); a plan is for one backward pass")
         op = self._backward_op()
         self.calls.append((UNPACK, len(self.ops) - 1, ""))
         if isinstance(packed, torch.Tensor):
