@@ -89,11 +89,11 @@ def check_rests(view: StepView, decision: DeviceDecision) -> None:
 
 
 def unroll(
-    problem: Problem, view: StepView, decision: DeviceDecision, template: Template, last: Template
+    problem: Problem, view: StepView, decision: DeviceDecision, template: Template, last: Template | None = None
 ) -> UnrolledStep:
-    """Unroll a template over all micro-batches of a step but the last one, which `last` describes."""
+    """Unroll a template over all micro-batches of a step; `last` describes the last one if that differs."""
     check_rests(view, decision)
-    return _Unroller(_layout(problem, view), view, decision, template, last).result()
+    return _Unroller(_layout(problem, view), view, decision, template, last or template).result()
 
 
 class _Unroller:
