@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from tmojax.bounds.critical_path import critical_path
+from tmojax.bounds.critical_path import critical_paths
 from tmojax.bounds.device_classes import gpus
 from tmojax.bounds.highs import Answer, SolverStatus, solver_version
 from tmojax.bounds.step_lp import StepLp
@@ -144,17 +144,14 @@ def _solve(program: StepLp, previous: Answer | None, deadline: float, threads: i
 
 
 def _compute_part(problem: Problem, order: str) -> BoundPart:
-    programs = problem.workload.device_program
-    first = {program: programs.index(program) for program in set(programs)}
-    by_program = {program: critical_path(problem, device, order).total_s for program, device in first.items()}
-    paths = [by_program[program] for program in programs]
+    paths = [path.total_s for path in critical_paths(problem, order)]
     device = max(range(len(paths)), key=paths.__getitem__)
     return BoundPart(
         "compute",
         paths[device],
         paths[device] / problem.workload.micro_batches,
         problem.machine.devices[device].name,
-        "compute in order with unlimited memory, every collective alone on its links",
+        "compute in order on all devices with unlimited memory, every collective alone on its links",
     )
 
 

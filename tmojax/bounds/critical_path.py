@@ -1,18 +1,20 @@
-"""The time that a device needs when memory is unlimited: compute in order, collectives alone on their links."""
+"""The time that a step needs when memory is unlimited: compute in order, collectives alone on their links."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from tmojax.errors import InputError
 from tmojax.problem import Problem
 
 
 @dataclass(frozen=True, eq=False)
 class CriticalPath:
     """before [K, Q]: earliest start of a slot (a compute op of a micro-batch) after the start of the step, seconds;
-    after [K, Q]: least time from the start of the slot to the end of the step. total_s: of the whole step.
+    after [K, Q]: least time from the start of the slot to the end of the step. total_s: the longest path through
+    anything that the device runs.
     after_last_s: from the end of the last slot to the end of the step; update_s: compute time of the step ops alone.
     """
 
@@ -33,47 +35,123 @@ def collective_least_s(problem: Problem, name: str) -> float:
     return collective.size_bytes * slowest + problem.machine.overheads.launch_s
 
 
-def critical_path(problem: Problem, device: int, order: str = "default") -> CriticalPath:
-    """Longest paths through compute order, collective order and the data that pass between the two streams."""
+def critical_paths(problem: Problem, order: str = "default") -> list[CriticalPath]:
+    """Of every device: longest paths through the compute order, the collective order and the data that pass between
+    the two streams, over all devices together: a collective begins when all its devices have come to it.
+
+    Raises InputError where the devices come to their collectives in orders that contradict each other.
+    """
+    workload = problem.workload
+    # Devices with one program and the same partners have equal paths: one of them stands for all.
+    member_of = [tuple(c.name for c in workload.collectives if d in c.devices) for d in range(workload.device_count)]
+    kinds = [(workload.device_program[d], member_of[d]) for d in range(workload.device_count)]
+    nodes = _Nodes()
+    sequences = {}
+    for kind in dict.fromkeys(kinds):
+        sequences[kind] = _add_device(problem, kinds.index(kind), set(kind[1]), order, nodes)
+    before, rest = nodes.longest_paths()
+    paths = {kind: _path_of(problem, kind[0], sequence, before, rest, nodes) for kind, sequence in sequences.items()}
+    return [paths[kind] for kind in kinds]
+
+
+@dataclass
+class _Nodes:
+    """What runs, on all devices: seconds, what each waits for, and the nodes of collectives, which devices share."""
+
+    duration_s: list[float] = field(default_factory=list)
+    earlier: list[set[int]] = field(default_factory=list)
+    joint: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    def add(self, duration_s: float) -> int:
+        self.duration_s.append(duration_s)
+        self.earlier.append(set())
+        return len(self.duration_s) - 1
+
+    def longest_paths(self) -> tuple[np.ndarray, np.ndarray]:
+        """(earliest start of each node, least time from its start to the end of everything), seconds."""
+        count = len(self.duration_s)
+        later: list[list[int]] = [[] for _ in range(count)]
+        waits = [len(sources) for sources in self.earlier]
+        for node, sources in enumerate(self.earlier):
+            for source in sources:
+                later[source].append(node)
+        sorted_nodes = [node for node in range(count) if not waits[node]]
+        start, rest = np.zeros(count), np.array(self.duration_s)
+        for node in sorted_nodes:  # which grows
+            end = start[node] + self.duration_s[node]
+            for follower in later[node]:
+                start[follower] = max(start[follower], end)
+                waits[follower] -= 1
+                if not waits[follower]:
+                    sorted_nodes.append(follower)
+        if len(sorted_nodes) < count:
+            names = sorted({name for (name, _), node in self.joint.items() if waits[node]})
+            raise InputError(
+                f"collectives: devices wait for each other in a circle at {names[:3]}; their programs must come to "
+                "common collectives in one order"
+            )
+        for node in reversed(sorted_nodes):
+            for source in self.earlier[node]:
+                rest[source] = max(rest[source], self.duration_s[source] + rest[node])
+        return start, rest
+
+
+def _add_device(
+    problem: Problem, device: int, partners: set[str], order: str, nodes: _Nodes
+) -> list[tuple[int, int, int]]:
+    """Adds what a device runs. [(op, micro-batch, node)] in its order."""
     workload, program = problem.workload, problem.workload.program(device)
-    sequence = workload.sequence(device, order)
     launch_s = problem.machine.overheads.launch_s
     collective_s = {op.collective: collective_least_s(problem, op.collective) for op in program.ops if op.collective}
-    count = len(sequence)
-    duration = np.zeros(count)
-    earlier: list[list[int]] = []
+    found = []
     last_write: dict[tuple[int, int], int] = {}
     last_of_stream: dict[bool, int] = {}
-    for node, (index, micro_batch) in enumerate(sequence):
+    for index, micro_batch in workload.sequence(device, order):
         op = program.ops[index]
         joint = bool(op.collective)
-        duration[node] = collective_s[op.collective] if joint else op.duration_s + launch_s
-        sources = {last_of_stream[joint]} if joint in last_of_stream else set()
+        node = nodes.joint.get((op.collective, micro_batch)) if op.collective in partners else None
+        if node is None:
+            node = nodes.add(collective_s[op.collective] if joint else op.duration_s + launch_s)
+            if op.collective in partners:
+                nodes.joint[op.collective, micro_batch] = node
+        if joint in last_of_stream:
+            nodes.earlier[node].add(last_of_stream[joint])
         for tensor in (*op.reads, *op.updates):
             key = (tensor, workload.instance(device, tensor, index, micro_batch))
             if key in last_write:
-                sources.add(last_write[key])
+                nodes.earlier[node].add(last_write[key])
         for tensor in (*op.writes, *op.updates):
             last_write[tensor, workload.instance(device, tensor, index, micro_batch)] = node
         last_of_stream[joint] = node
-        earlier.append(sorted(sources))
-    start = np.zeros(count)
-    for node in range(count):
-        start[node] = max((start[i] + duration[i] for i in earlier[node]), default=0.0)
-    rest = duration.copy()  # from the start of the node to the end of the step
-    for node in range(count - 1, -1, -1):
-        for source in earlier[node]:
-            rest[source] = max(rest[source], duration[source] + rest[node])
+        found.append((index, micro_batch, node))
+    return found
 
+
+def _path_of(problem: Problem, program_index: int, sequence: list[tuple[int, int, int]], start: np.ndarray,
+             rest: np.ndarray, nodes: _Nodes) -> CriticalPath:  # fmt: skip
+    program, micro_batches = problem.workload.programs[program_index], problem.workload.micro_batches
     slot_op = [i for i, op in enumerate(program.ops) if not op.step_op and not op.collective]
     slot_of = {op: slot for slot, op in enumerate(slot_op)}
-    before = np.zeros((workload.micro_batches, len(slot_op)))
+    before = np.zeros((micro_batches, len(slot_op)))
     after = np.zeros_like(before)
     after_last_s = 0.0
-    for node, (index, micro_batch) in enumerate(sequence):
+    for index, micro_batch, node in sequence:
         if index in slot_of:
             before[micro_batch, slot_of[index]] = start[node]
             after[micro_batch, slot_of[index]] = rest[node]
-            after_last_s = rest[node] - duration[node]
+            after_last_s = float(rest[node]) - nodes.duration_s[node]
+    launch_s = problem.machine.overheads.launch_s
     update_s = sum(op.duration_s + launch_s for op in program.ops if op.step_op and not op.collective)
-    return CriticalPath(before, after, float(rest.max(initial=0.0)), float(after_last_s), float(update_s))
+    total_s = max((float(start[node] + rest[node]) for *_, node in sequence), default=0.0)
+    return CriticalPath(before, after, total_s, after_last_s, float(update_s))
+
+
+def shortest(paths: list[CriticalPath]) -> CriticalPath:
+    """What holds for every one of devices that run one program."""
+    return CriticalPath(
+        np.min([path.before for path in paths], axis=0),
+        np.min([path.after for path in paths], axis=0),
+        min(path.total_s for path in paths),
+        min(path.after_last_s for path in paths),
+        paths[0].update_s,
+    )

@@ -12,7 +12,7 @@ import numpy as np
 from tmojax.bounds.block import Units, add_block, choose_moments
 from tmojax.bounds.collective_bytes import collective_bytes
 from tmojax.bounds.columns import ClassColumns, StepRows
-from tmojax.bounds.critical_path import CriticalPath, critical_path
+from tmojax.bounds.critical_path import CriticalPath, critical_paths, shortest
 from tmojax.bounds.device_classes import DeviceClass, device_classes, shared_links
 from tmojax.bounds.ends import add_ends, add_path
 from tmojax.bounds.gaps import Gaps, Host, find_gaps
@@ -30,7 +30,9 @@ class StepLp:
         self._model = LinearModel()
         self._micro_batches = problem.workload.micro_batches
         specs = device_classes(problem)
-        read = [(spec, find_gaps(problem, spec.devices[0]), critical_path(problem, spec.devices[0])) for spec in specs]
+        paths = critical_paths(problem)
+        read = [(spec, find_gaps(problem, spec.devices[0]), shortest([paths[device] for device in spec.devices]))
+                for spec in specs]  # fmt: skip
         compute_s = max(path.total_s for _, _, path in read) / self._micro_batches
         self.unit = Units(max(spec.capacity_bytes for spec in specs) / 10, max(compute_s, 1e-12) / 100)
         self._longest = self._upper_limit(read)
