@@ -24,7 +24,7 @@ def _gap_axis(axis: Axis) -> None:
 
 
 def gaps_of(rows: list[Row]) -> dict[str, list[float]]:
-    """Gaps by planner over the same instances; integer programmes only if all of `rows` have a plan of one."""
+    """Gaps by planner over the same instances: a planner only if all of `rows` have a plan of it."""
     found: dict[str, list[float]] = {}
     for name, rivals in (("best heuristic", HEURISTIC_NAMES), ("local-search", ("local-search",)),
                          ("gradient", ("gradient",)), ("best integer programme", MODEL_NAMES)):  # fmt: skip
@@ -99,13 +99,15 @@ def progress(row: Row, search: str) -> list[tuple[float, float]]:
 
 
 def draw_time(rows: list[Row]) -> Figure:
-    """Gap over planning time: heuristics then a search, median and upper quartile of the instances; and where every
-    single planner ends."""
+    """Gap over planning time: heuristics then a search, median and upper quartile of the instances on which it ran; and
+    where every single planner ends."""
     with figure_settings():
         figure = Figure(figsize=(9.0, 3.9))
         left, right = figure.subplots(1, 2, sharey=True)
         for search in ("local-search", "gradient"):
-            curves = [progress(row, search) for row in rows]
+            curves = [progress(row, search) for row in rows if search in row.runs]
+            if not curves:
+                continue
             times = np.array(sorted({seconds for curve in curves for seconds, _ in curve}))
             gaps = np.full((len(curves), len(times)), np.inf)
             for line, curve in zip(gaps, curves, strict=True):
@@ -115,10 +117,10 @@ def draw_time(rows: list[Row]) -> Figure:
                 value = np.percentile(gaps, share, axis=0, method="higher")
                 known = np.isfinite(value)
                 left.step(times[known], np.maximum(value[known], LEAST), style, where="post", color=COLOUR[search],
-                          label=f"{search}, {words}")  # fmt: skip
+                          label=f"{search}, {words} of {len(curves)}")  # fmt: skip
         left.set_xlabel("planning, CPU seconds: all heuristics, then the search")
         left.set_ylabel("above the proved bound")
-        left.set_title(f"quality over time, {len(rows)} instances")
+        left.set_title("quality over time")
         left.legend(loc="upper right")
         rivals = [rival for rival in (*HEURISTIC_NAMES, "local-search", "gradient", *MODEL_NAMES)
                   if sum(row.gap(rival) is not None for row in rows) * 2 >= len(rows)]  # fmt: skip
