@@ -100,6 +100,23 @@ def test_what_a_point_has_not_found_itself_it_takes_over_and_says_so(sweep, monk
     assert out.count("taken over from capacity.footprint_factor=1.6") == 2
 
 
+def test_a_plan_found_here_counts_before_one_taken_over_that_is_as_fast(sweep, monkeypatch):
+    plan = OffloadAll.plan
+
+    def the_same_everywhere(self, problem, *, seed=0, seeds=()):
+        tight = problem.with_device_capacity(min(problem.capacity_bytes(0), 10**9))
+        return plan(self, tight, seed=seed, seeds=seeds)
+
+    monkeypatch.setattr(OffloadAll, "plan", the_same_everywhere)
+    one = 'planners=[{kind="offload-all"}]'
+    code, out, _, folder, found = sweep("-o", one, "--sweep", "capacity.footprint_factor=1.1,1.2")
+    assert code == 0 and "taken over from" not in out
+    assert len({point["step_s"] for point in found["points"]}) == 1
+    roomy = json.loads((folder / found["points"][0]["run"] / "summary.json").read_text())
+    assert [row["planner"] for row in roomy["planners"]] == ["offload-all@1.2", "offload-all"]
+    assert roomy["best"] == "offload-all"
+
+
 def test_neighbours_of_other_bandwidths_exchange_their_plans(sweep, monkeypatch):
     plan, calls = OffloadAll.plan, []
 

@@ -141,7 +141,8 @@ class RunReport:
 
     @property
     def best(self) -> Outcome | None:
-        """The fastest valid plan, the earlier one of two equally fast ones; None without any."""
+        """The fastest valid plan, the earlier one of two equally fast ones (but those found here before those of other
+        points of a sweep); None without any."""
         return _fastest(o for o in self.outcomes if not o.comparison)
 
     @property
@@ -178,9 +179,9 @@ class RunReport:
 
 
 def _fastest(outcomes: Iterable[Outcome]) -> Outcome | None:
-    """The fastest valid plan, the earlier one of two equally fast ones; None without any."""
+    """The fastest valid plan, of two equally fast ones that found here, or the earlier one; None without any."""
     valid = [outcome for outcome in outcomes if math.isfinite(outcome.step_s)]
-    return min(valid, key=lambda outcome: outcome.step_s, default=None)
+    return min(valid, key=lambda o: (o.step_s, "taken_over_from" in o.result.details), default=None)
 
 
 def device_capacities(problem: Problem) -> tuple[int, ...]:
