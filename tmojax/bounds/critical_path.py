@@ -26,13 +26,15 @@ class CriticalPath:
 
 
 def collective_least_s(problem: Problem, name: str) -> float:
-    """Seconds that a collective takes when it has every link for itself (semantics 8.1, 8.4), launch included."""
+    """Seconds that a collective takes when it has every link for itself (semantics 8.1, 8.4), launch and latency
+    included."""
     collective = problem.workload.collective(name)
     loads = problem.machine.collective_loads(collective.kind, collective.devices)
     slowest = max(
         (load / problem.machine.links[link].bandwidth_bytes_per_s for link, load in loads.items()), default=0.0
     )
-    return collective.size_bytes * slowest + problem.machine.overheads.launch_s
+    latency_s = problem.machine.collective_latency_s(collective.kind, collective.devices)
+    return problem.machine.overheads.launch_s + latency_s + collective.size_bytes * slowest
 
 
 def critical_paths(problem: Problem, order: str = "default") -> list[CriticalPath]:
