@@ -103,24 +103,28 @@ def _draw(view, choice, step_s, over_mb, undecided, exact_s, bound_s, settings: 
     middle.axhline(1e3 * bound_s, color=INK, linewidth=1.0, linestyle=(0, (4, 3)), label="lower bound")
     middle.set_title("Step time")
     middle.set_ylabel("ms")
-    middle.set_ylim(0.97e3 * bound_s, 1e3 * min(float(step_s.max()), 1.25 * bound_s))
-    middle.legend(loc="upper right")
+    middle.set_ylim(0.995e3 * bound_s, 1e3 * min(float(step_s.max()), 1.03 * bound_s))
+    middle.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=3, handlelength=1.5)
     bottom.plot(steps, over_mb, color=VERMILLION)
     bottom.set_title("Memory over the capacity, and bytes not decided")
     bottom.set_ylabel("MB", color=VERMILLION)
-    bottom.set_ylim(0, max(1.0, 1.1 * float(np.percentile(over_mb, 95))))
+    bottom.set_yscale("symlog", linthresh=1.0)
+    bottom.set_ylim(0, 2.0 * float(over_mb.max()) + 1.0)
     other = bottom.twinx()
     other.plot(steps, undecided, color=GREY)
     other.set_ylabel("% not decided", color=GREY)
     other.set_ylim(0, 70)
     bottom.set_xlabel("step of the descent")
-    marks = ((settings.homotopy_share, "links have their width"), (1 - settings.binary_share, "fractions cost"))
+    marks = (
+        (settings.homotopy_share, "until here links are wider"),
+        (1 - settings.binary_share, "from here on fractions cost"),
+    )
     for axes in (top, middle, bottom):
         for share, _ in marks:
             axes.axvline(share * steps[-1], color=INK if axes is top else GRID, linewidth=0.8, linestyle=(0, (2, 2)))
-    for share, words in marks:
-        middle.annotate(words, (share * steps[-1], 0.97), xycoords=("data", "axes fraction"), xytext=(4, 0),
-                        textcoords="offset points", va="top", color=GREY, fontsize=8.5)  # fmt: skip
+    for (share, words), side in zip(marks, ("right", "left"), strict=True):
+        middle.annotate(words, (share * steps[-1], 0.95), xycoords=("data", "axes fraction"), va="top", ha=side,
+                        xytext=(-5 if side == "right" else 5, 0), textcoords="offset points", color=GREY)  # fmt: skip
     return figure
 
 
