@@ -136,6 +136,7 @@ class _Case:
             self._write(self._fact_file(), {
                 "name": self.name,
                 "definition": self.digest,
+                "commit": provenance(seed=SEED, command_line=())["git_commit"],
                 "problem_hash": problem_hash(problem),
                 "words": (SUITE / f"{self.name}.toml").read_text().splitlines()[0].removeprefix("# Benchmark suite: "),
                 "gpus": workload.device_count,

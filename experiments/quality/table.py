@@ -114,7 +114,10 @@ def facts_line(runs: list[Run], rows: list[Row], known: int) -> str:
     if not runs:
         return "No runs."
     dates = sorted({run["date"] for run in runs})
-    commits = sorted({(run["commit"] or "none")[:7] for run in runs})
+    commits, bounded = (
+        ", ".join(sorted({(record["commit"] or "none")[:7] for record in records}))
+        for records in (runs, [row.fact for row in rows])
+    )
     names = ("python", "jax", "numpy", "numba", "highspy")
     versions = ", ".join(
         f"{name} {'/'.join(sorted({run['machine'][name] for run in runs if name in run['machine']}))}" for name in names
@@ -125,8 +128,8 @@ def facts_line(runs: list[Run], rows: list[Row], known: int) -> str:
     return (
         f"{len(rows)} of {known} instances, {len(runs)} runs, {minutes:.0f} CPU minutes of planning on "
         f"{' and '.join(machines)}, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}; {versions}. "
-        f"Commits {', '.join(commits)} (each run names its own). Bounds that time or a missing part makes weaker than "
-        f"they could be: {limited}."
+        f"Commits {commits}; of the bounds {bounded} (each file names its own). Bounds that time or a missing part makes "
+        f"weaker than they could be: {limited}."
     )
 
 

@@ -27,7 +27,7 @@ def quality(monkeypatch):
 def fact(micro_batches: int, unlimited_s: float = 0.9) -> dict:
     return {"definition": "d", "bound_s": 1.0, "unlimited_s": unlimited_s, "bound_status": "all parts solved",
             "gpus": 4, "micro_batches": micro_batches, "ops": [10], "footprint_bytes": 20,
-            "capacity_bytes": 10}  # fmt: skip
+            "capacity_bytes": 10, "commit": "0123456789"}  # fmt: skip
 
 
 def run(instance: str, rival: str, step_s: float | None, definition: str = "d", **more) -> dict:
