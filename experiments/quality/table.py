@@ -128,8 +128,8 @@ def facts_line(runs: list[Run], rows: list[Row], known: int) -> str:
     return (
         f"{len(rows)} of {known} instances, {len(runs)} runs, {minutes:.0f} CPU minutes of planning on "
         f"{' and '.join(machines)}, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}; {versions}. "
-        f"Commits {commits}; of the bounds {bounded} (each file names its own). Bounds that time or a missing part makes "
-        f"weaker than they could be: {limited}."
+        f"Commits {commits}; of the bounds {bounded} (each file names its own). Bounds that time or a missing part "
+        f"makes weaker than they could be: {limited}."
     )
 
 
