@@ -14,6 +14,7 @@ from tmojax.bounds.step_lp import StepLp
 from tmojax.problem import Action, Problem
 
 WINDOW_ROUNDS = 10  # after which the windows that are still violated hardly raise the bound
+LEAST_GAIN = 1e-6  # of a round, as a share of the bound
 # Times are sums of up to some 10^5 rounded numbers, here and in the simulator. This share is taken off, so that a
 # schedule that attains the bound is not reported as faster than it.
 ROUNDING_SHARE = 1e-10
@@ -136,8 +137,9 @@ def _solve(program: StepLp, previous: Answer | None, deadline: float, threads: i
         found = program.solve(left_s, threads)
         if found.status is not SolverStatus.OPTIMAL and answer is not None and answer is not previous:
             return answer, True  # the rounds before are complete
+        gained = answer is None or answer is previous or found.bound > answer.bound * (1 + LEAST_GAIN)
         answer = found
-        if answer.status is not SolverStatus.OPTIMAL:
+        if answer.status is not SolverStatus.OPTIMAL or not gained:
             break
     assert answer is not None
     return answer, False

@@ -142,16 +142,16 @@ class LinearModel:
 
     def solve(
         self, *, time_limit_s: float, threads: int = 1, gap: float = 1e-4, relax: bool = False,
-        start: np.ndarray | None = None,
+        start: np.ndarray | None = None, interior_point: bool = False,
     ) -> Answer:  # fmt: skip
         """Minimise. `relax` drops integrality; `start` [columns] offers an incumbent, with nan where HiGHS is to
         complete it (it fixes the integer columns that are given). An LP that was solved before and has only received
-        rows goes on from its last basis."""
+        rows goes on from its last basis, unless `interior_point` asks for that method, which starts afresh."""
         lower, upper, cost, integer = self.column_arrays()
         mixed = bool(integer.any()) and not relax
         starts, rows, values = self.entries()
         row_lower, row_upper = self.row_bounds()
-        highs = None if mixed else self._with_new_rows()
+        highs = None if mixed or interior_point else self._with_new_rows()
         if highs is None:
             model = highspy.HighsLp()
             model.num_col_, model.num_row_ = self.columns, self.rows
@@ -165,7 +165,7 @@ class LinearModel:
             highs = _QuietHighs()
             highs.passModel(model)
         for name, value in (
-            ("mip_rel_gap", float(gap)), ("random_seed", 0),
+            ("mip_rel_gap", float(gap)), ("random_seed", 0), ("solver", "ipm" if interior_point else "choose"),
             # The limit counts from the first solve of an instance. Threads beyond the first only help the MILP search.
             ("time_limit", highs.getRunTime() + time_limit_s),
             ("threads", int(threads)), ("parallel", "on" if threads > 1 else "off"),

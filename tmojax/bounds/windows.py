@@ -199,12 +199,13 @@ class _ShortView:
         self.share = np.round(np.maximum(at, first_s) / total_s, 12)
         slots, inside = moments.slots, moments.from_slot_s
         before, after = [], []
+        begin_s = path.before[0, 0]  # no earlier does the first micro-batch begin
         for k in micro_batches:
             starts = [path.before[k, 0] + first_s, *(path.before[k, slots] + inside),
                       path.before[k, -1] + member.gaps.slot_s[-1]]  # fmt: skip
             rests = path.after[k + 1, 0] if k + 1 < count else path.after_last_s
             ends = [rests, *(path.after[k, slots] - inside), rests]
-            before.append(np.maximum(np.maximum(starts, starts[0]), k * least_s + np.maximum(at, first_s)))
+            before.append(np.maximum(np.maximum(starts, starts[0]), begin_s + k * least_s + np.maximum(at, first_s)))
             after.append(np.maximum(ends, total_s - at + (count - 1 - k) * least_s + path.after_last_s))
         self.before, self.after = np.array(before), np.array(after)
 
