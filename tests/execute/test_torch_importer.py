@@ -81,6 +81,13 @@ def test_nothing_is_computed_or_changed():
     assert torch.equal(torch.get_rng_state(), random)
 
 
+def test_a_module_without_memory_can_be_planned():
+    module, loss, batch = network("mlp")
+    real = import_torch_step(module, loss, batch, gpu=GPU)
+    there = import_torch_step(module.to("meta"), loss, {k: v.to("meta") for k, v in batch.items()}, gpu=GPU)
+    assert [op.name for op in there.workload.programs[0].ops] == [op.name for op in real.workload.programs[0].ops]
+
+
 def test_views_and_ties_are_one_tensor():
     """Queries, keys and values are parts of one result; a tied weight is one storage with one gradient."""
     step = imported_step("gpt")

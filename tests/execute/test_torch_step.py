@@ -24,6 +24,8 @@ from torch_plans import GPU, any_plan, batches_of, imported_step, ordinary_gradi
 from tmojax.check import check
 from tmojax.errors import InputError
 from tmojax.execute_torch import PlannedTorchStep
+from tmojax.execute_torch.host_pool import HostPool
+from tmojax.execute_torch.ledger import MemoryExceeded
 from tmojax.importers.torch_importer import import_torch_step
 from tmojax.problem import Kind, ListBuilder, Problem, Schedule
 from tmojax.problem.io import PlanFile, problem_hash, write_plan, write_problem
@@ -204,6 +206,19 @@ def test_buffers_of_the_host_are_used_again():
     assert 0 < made < again
 
 
+def test_the_pool_stays_within_its_limit():
+    pool = HostPool(100, pinned=False)
+    first, second = pool.take(60), pool.take(40)
+    pool.give_back(first)
+    assert pool.take(60) is first and (pool.allocated, pool.reused, pool.most_bytes) == (2, 1, 100)
+    pool.give_back(first)
+    pool.give_back(second)
+    other = pool.take(50)  # a buffer of another size: the free one of 60 goes
+    assert pool.take(40) is second and other.content.nbytes == 50
+    pool.give_back(other)
+    assert pool.take(50) is other
+
+
 def test_buffers_of_the_module_are_updated_once():
     """Recomputation runs no kernel again that changes running statistics."""
     imported = imported_step("resnet")
@@ -225,6 +240,34 @@ def test_ops_are_timed():
     measured = imported.with_durations(outcome.op_s).workload
     assert all(measured.programs[0].ops[op].duration_s == seconds for op, seconds in outcome.op_s.items())
     assert measured.duration_source.startswith("measured")
+
+
+def test_more_memory_than_planned_is_an_error():
+    """The count is of real storages: a workload that forgets what ops need is found out."""
+    imported = imported_step("gpt")
+    program = imported.workload.programs[0]
+    forgetful = tuple(replace(op, workspace_bytes=0) for op in program.ops)
+    imported = replace(imported, workload=replace(imported.workload, programs=(replace(program, ops=forgetful),)))
+    problem = problem_of(imported)
+    module, loss, batch = network("gpt")
+    with pytest.raises(MemoryExceeded, match="bytes are live on the device at instruction"):
+        PlannedTorchStep(imported, problem, planned(problem, "keep-all")).step(module, loss, [batch])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that PyTorch sees")
+@pytest.mark.parametrize("planner", ["offload-all", "recompute-all", "ratio-sweep"])
+def test_on_a_gpu(planner):
+    module, loss, batch = network("gpt")
+    plain = copy.deepcopy(module).cuda()
+    imported = import_torch_step(module.cuda(), loss, {key: value.cuda() for key, value in batch.items()}, gpu=GPU)
+    problem = problem_of(imported, 0.9)
+    step = PlannedTorchStep(imported, problem, planned(problem, planner))
+    for _ in range(3):
+        outcome = step.step(module, loss, [batch])
+    loss(plain, {key: value.cuda() for key, value in batch.items()}).backward()
+    for ours, theirs in zip(module.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)  # some kernels add in any order
+    assert all(count <= outcome.planned_bytes[i] for i, count in outcome.counted_bytes.items())
 
 
 # --- two ranks -----------------------------------------------------------------------------------------------------
