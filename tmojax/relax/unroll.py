@@ -169,9 +169,10 @@ class _Unroller:
             plain = ~template.life_before_gap
             tensors, instances = np.tile(template.life_tensor[plain], count), np.repeat(batches, plain.sum())
             self.freed.append(np.stack([end[:, plain].ravel(), tensors, instances], 1))
-            ends = (place[:, runs].ravel() for runs in (template.gap_written, template.gap_from, template.gap_to))
+            written, left, back = (place[:, runs].ravel()
+                                   for runs in (template.gap_written, template.gap_from, template.gap_to))  # fmt: skip
             instances = np.repeat(batches, len(template.gap_tensor))
-            self._add_gaps(np.tile(template.gap_tensor, count), instances, *ends, 0)
+            self._add_gaps(np.tile(template.gap_tensor, count), instances, written, left, back, 0)
 
     def _latest_lives(self, template: Template) -> dict[int, int]:
         """Of tensors that step ops use as well, the life that ends last."""
