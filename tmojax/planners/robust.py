@@ -13,6 +13,7 @@ from tmojax.planners.sweep import POLICIES
 from tmojax.planners.workbench import Candidate, Workbench
 from tmojax.problem import Kind, LinkPolicyKind, Problem, Schedule
 from tmojax.relax.coordinate import shared_links
+from tmojax.relax.decode import DoesNotFit
 from tmojax.simulate import Prepared, prepare
 
 NEAR = 0.005  # so much slower than the fastest a plan may be
@@ -37,15 +38,17 @@ def most_robust(bench: Workbench, plans: Sequence[Candidate], *, limit_s: float,
     many; where they are too few for two plans, the fastest is taken. Deterministic for a seed.
     """
     ranked = sorted(plans, key=lambda plan: plan.step_s)
+    most = min(MOST_PLANS, simulations // LEAST_SAMPLES)
+    if most < 2:
+        return Choice(ranked[0], {"compared": 1})
     others = _other_policies(bench, ranked[0])
     fastest = min([ranked[0], *others], key=lambda plan: plan.step_s)
-    near = [fastest, *others, *ranked]
     bar_s = fastest.step_s * (1 + NEAR)
     distinct: dict[Hashable, Candidate] = {}
-    for plan in near:
+    for plan in (fastest, *others, *ranked):
         if plan is fastest or (plan.step_s <= bar_s and plan.step_s < limit_s):
             distinct.setdefault((plan.step_s, plan.coordination.policy, plan.coordination.start_share), plan)
-    compared = list(distinct.values())[: min(MOST_PLANS, simulations // LEAST_SAMPLES)]
+    compared = list(distinct.values())[:most]
     if len(compared) < 2:
         return Choice(fastest, {"compared": 1})
     samples = min(MOST_SAMPLES, simulations // len(compared))
@@ -66,15 +69,15 @@ def _other_policies(bench: Workbench, plan: Candidate) -> list[Candidate]:
     """The same lists with shared links given out in other ways."""
     if not shared_links(bench.problem.machine):
         return []
-    found = []
-    for policy in POLICIES:
-        if policy is plan.coordination.policy:
-            continue
-        rank = tuple(range(bench.device_count)) if policy is LinkPolicyKind.PRIORITY else ()
-        other = replace(plan.coordination, policy=policy, device_rank=rank, turns=0, timetable=None)
-        again = bench.best_of(plan.decisions, [other], plan.lookahead_runs)
-        found += [again] if isinstance(again, Candidate) else []
-    return found
+    rank = tuple(range(bench.device_count))
+    options = [
+        replace(plan.coordination, policy=policy, device_rank=rank if policy is LinkPolicyKind.PRIORITY else (),
+                turns=0, timetable=None)
+        for policy in POLICIES
+        if policy is not plan.coordination.policy
+    ]  # fmt: skip
+    found = bench.each_of(plan.decisions, options, plan.lookahead_runs)
+    return [] if isinstance(found, DoesNotFit) else found
 
 
 def _p95_s(problem: Problem, schedule: Schedule, samples: int, seed: int) -> float:

@@ -175,20 +175,28 @@ class Workbench:
         options: Sequence[Coordination],
         lookahead_runs: tuple[int, ...] = (),
     ) -> Candidate | DoesNotFit:
-        """The fastest of several coordinations with the same starts, the first of equals; the lists are lowered once.
+        """The fastest of several coordinations with the same starts, the first of equals."""
+        found = self.each_of(decisions, options, lookahead_runs)
+        return found if isinstance(found, DoesNotFit) else min(found, key=lambda candidate: candidate.step_s)
 
-        One that deadlocks counts as infinitely slow.
+    def each_of(
+        self,
+        decisions: tuple[DeviceDecision, ...],
+        options: Sequence[Coordination],
+        lookahead_runs: tuple[int, ...] = (),
+    ) -> list[Candidate] | DoesNotFit:
+        """Candidates of several coordinations with the same starts; the lists are lowered once.
+
+        One that deadlocks takes infinitely long.
         """
         prepared = self.prepare(decisions, options[0], lookahead_runs)
         if isinstance(prepared, DoesNotFit):
             return prepared
         schedule, ready = prepared
-        best: Candidate | None = None
+        found = []
         for option in options:
             chosen = policies_of(self.problem, schedule, option)
             self.simulations += 1
             step_s = ready.run(link_policies=chosen).step_s
-            if best is None or step_s < best.step_s:
-                best = Candidate(decisions, option, replace(schedule, link_policies=chosen), step_s, lookahead_runs)
-        assert best is not None
-        return best
+            found.append(Candidate(decisions, option, replace(schedule, link_policies=chosen), step_s, lookahead_runs))
+        return found
