@@ -116,6 +116,8 @@ def test_what_cannot_be_recomputed_is_not():
     plain = imported_step("gpt").workload.programs[0].ops
     attention = [op for op in plain if "scaled_dot_product" in op.name]
     assert attention and all(op.recomputable for op in attention)  # without dropout it draws no random numbers
+    rows, length, width = 4, 16, 32
+    assert attention[0].flops == 4 * rows * length * length * width  # scores, and their products with the values
 
 
 def test_optimizer_state_counts():
@@ -200,6 +202,8 @@ def test_clear_errors():
 
 def test_losses_that_keep_all_elements_count_them():
     """The kernel of `mse_loss` returns a number that lies in the storage of all squares."""
-    step = imported(nn.Linear(16, 4), lambda module, x: F.mse_loss(module(x), torch.zeros(8, 4)))
-    real = F.mse_loss(torch.ones(8, 4), torch.zeros(8, 4)).untyped_storage().nbytes()
-    assert tensors_of(step)["mse_loss.default:out"] == real
+    for loss in (F.mse_loss, F.smooth_l1_loss, F.binary_cross_entropy_with_logits):
+        step = imported(nn.Linear(16, 4), lambda module, x, loss=loss: loss(module(x), torch.zeros(8, 4)))
+        real = loss(torch.ones(8, 4), torch.zeros(8, 4)).untyped_storage().nbytes()
+        made = [name for name in tensors_of(step) if name.startswith((loss.__name__, "mean"))]
+        assert tensors_of(step)[made[-1]] == real

@@ -118,7 +118,7 @@ class PlannedTorchStep:
         finally:
             running.close()
         return StepOutcome(
-            losses=tuple(losses),
+            losses=tuple(float(value) for value in losses),
             counted_bytes=running.ledger.counted_bytes,
             planned_bytes={
                 -1: self._list.first_bytes,
@@ -165,7 +165,7 @@ class _Running(TorchDispatchMode):
 
     # --- the step ----------------------------------------------------------------------------------------------
 
-    def micro_batch(self, number: int, module: torch.nn.Module, loss: Loss, batch: Any) -> float:
+    def micro_batch(self, number: int, module: torch.nn.Module, loss: Loss, batch: Any) -> torch.Tensor:
         self._event, self._op, self._micro_batch = 0, -1, number
         inputs = tree_map(lambda x: x.to(self._device) if isinstance(x, torch.Tensor) else x, batch)
         state = [*module.parameters(), *module.buffers(), *(p.grad for p in module.parameters())]
@@ -186,7 +186,7 @@ class _Running(TorchDispatchMode):
         self._recorded.clear()
         for address in brought:
             self.ledger.forget(address)
-        return float(value.detach())
+        return value.detach().clone()  # not a Python number yet, which would wait for the device
 
     def finish(self, module: torch.nn.Module) -> None:
         """What the plan does after the last micro-batch."""

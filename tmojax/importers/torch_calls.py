@@ -10,7 +10,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.flop_counter import flop_registry
 
 from tmojax.errors import InputError
 
@@ -91,3 +93,29 @@ def chance_of_dropping(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         if spec.name == "dropout_p":
             return float(args[place] if place < len(args) else kwargs.get("dropout_p", spec.default_value or 0.0))
     return 1.0
+
+
+def returns_all_elements(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Does a loss kernel return its number in a storage that has room for all elements?
+
+    Some do (`mse_loss` on CPU), and fake tensors do not know; so the kernel runs on two elements.
+    """
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    reduces = any(spec.name == "reduction" for spec in func._schema.arguments) and "backward" not in func.__name__
+    if not reduces or len(tensors) < 2 or any(tensor.shape != tensors[0].shape for tensor in tensors):
+        return False
+    with _disable_current_modes(), torch.no_grad():
+        args, kwargs = tree_map(
+            lambda x: torch.zeros(2, dtype=x.dtype, device=x.device) if isinstance(x, torch.Tensor) else x,
+            (args, kwargs),
+        )
+        result = func(*args, **kwargs)
+    return result.numel() == 1 and result.untyped_storage().nbytes() == 2 * result.itemsize
+
+
+def flop_formula(func: Any) -> Callable[..., int] | None:
+    """PyTorch's formula for the operations of a kernel; it has none for element-wise kernels."""
+    name = func._overloadpacket.__name__
+    if name.endswith(("_for_cpu", "_for_cpu_backward")):  # attention: the same operations as on a GPU
+        return flop_registry.get(getattr(torch.ops.aten, name.replace("_for_cpu", "")))
+    return flop_registry.get(func._overloadpacket)

@@ -24,18 +24,19 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
 )
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_map
-from torch.utils.flop_counter import flop_registry
 
 from tmojax.errors import InputError
 from tmojax.importers.torch_calls import (
     Loss,
     chance_of_dropping,
     changed_in_place,
+    flop_formula,
     module_paths,
     node_name,
     require_loss,
+    returns_all_elements,
     starts_op,
     step_device,
     storages_of,
@@ -237,8 +238,8 @@ class _Seen(TorchDispatchMode):
         self.calls.append((str(func), place, self.modules[-1]))
         made = []
         sizes = [storage.nbytes() for storage in new.values()]
-        if self._fake is not None and any(spec.name == "reduction" for spec in func._schema.arguments):
-            sizes = self._sizes_of_loss(func, args, kwargs)
+        if self._fake is not None and returns_all_elements(func, args, kwargs):
+            sizes = [next(x for x in args if isinstance(x, torch.Tensor)).numel() * result.itemsize]
         for (address, storage), size_bytes in zip(new.items(), sizes, strict=True):
             made.append(len(self.storages))
             self.storages.append(Storage(func.__name__.split(".")[0], size_bytes, MADE, place))
@@ -274,18 +275,8 @@ class _Seen(TorchDispatchMode):
             self.ops.append(TracedOp(node_name(node), "", True))
         return self.ops[-1]
 
-    def _sizes_of_loss(self, func: Any, args: Any, kwargs: Any) -> list[int]:
-        """Bytes of the results of a loss kernel. Some return a number in a storage for all elements, which fake
-        tensors do not know: so it runs once on zeros."""
-        with _disable_current_modes(), torch.no_grad():
-            args, kwargs = tree_map(
-                lambda x: torch.zeros(x.size(), dtype=x.dtype, device=x.device) if isinstance(x, torch.Tensor) else x,
-                (args, kwargs),
-            )
-            return [storage.nbytes() for storage in storages_of(func(*args, **kwargs), self.device).values()]
-
     def _count(self, op: TracedOp, func: Any, args: Any, kwargs: Any, result: Any, touched: set[int]) -> None:
-        counted = flop_registry.get(func._overloadpacket)
+        counted = flop_formula(func)
         elements = sum(leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
         if counted is not None:
             dtype = next(str(leaf.dtype) for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor))
