@@ -100,9 +100,10 @@ def demand(
     owner_away = jnp.take_along_axis(away, model.path_owner, 1) * early
     owner_drop = jnp.take_along_axis(drop, model.path_owner, 1) * early
     part = jnp.take_along_axis(paid / jnp.maximum(again, 1e-6), model.path_owner, 1)
-    kinds = jnp.stack([keep, away * ~model.clean, away * model.clean], 1)
-    produced = jnp.einsum("gqi,gci->gcq", model.produced_gb, kinds)
-    around = jnp.einsum("gi,gci->gc", model.around_gb, jnp.stack([keep, away], 1))
+    produced = jnp.einsum("gqi,gci->gcq", model.produced_gb, jnp.stack([keep, away * ~model.clean], 1))
+    behind = min(model.candidates)  # only state can be clean or around the end of a period
+    uncopied = jnp.einsum("gqi,gi->gq", model.produced_gb[..., behind:], (away * model.clean)[..., behind:])
+    around = jnp.einsum("gi,gci->gc", model.around_gb[..., behind:], jnp.stack([keep, away], 1)[..., behind:])
     absorbed = jnp.einsum("gqi,gci->gcq", model.absorbed_gb, jnp.stack([keep, away], 1))
     sooner = jnp.einsum("gqp,gcp->gcq", model.early_gb, jnp.stack([owner_away, owner_drop], 1))
     state_gb = state_out * model.resting_gb
@@ -124,7 +125,7 @@ def demand(
         state_gb=state_gb,
         gone_gb=jnp.zeros_like(model.slot_s),
         open_gb=jnp.broadcast_to(total_gb[:, None], model.slot_s.shape),
-        uncopied_gb=produced[:, 2] + around[:, 1, None],
+        uncopied_gb=uncopied + around[:, 1, None],
         state_away_gb=state_away_gb,
     )  # fmt: skip
 
