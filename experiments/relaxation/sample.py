@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tmojax.planners.repair import repair
-from tmojax.planners.sweep import POLICIES, even_starts, sweep
+from tmojax.planners.sweep import even_starts, sweep
 from tmojax.planners.workbench import Candidate, Workbench
 from tmojax.problem import Action, LinkPolicyKind
 from tmojax.problem.step_view import StepView
@@ -22,6 +22,8 @@ CONTENDED = 1.10  # times the same plan with every shared link wide enough for a
 MOST_TRIES = 1500
 HOPELESS = 1.3  # neighbours this much slower under the best plan's coordination are not swept
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+# The estimates know no explicit orders.
+POLICIES = (LinkPolicyKind.FAIR, LinkPolicyKind.FCFS, LinkPolicyKind.PRIORITY)
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ def _distinct(bench: Workbench, proposals: Iterator[Proposal], limit_s: float) -
         first = bench.evaluate(decisions, coordination)
         if isinstance(first, DoesNotFit) or not first.step_s < limit_s:
             continue
-        found = sweep(bench, decisions, shares=SHARES, starts=(coordination.start_share,))
+        found = sweep(bench, decisions, shares=SHARES, policies=POLICIES, starts=(coordination.start_share,))
         if not isinstance(found, DoesNotFit) and np.isfinite(found.step_s):
             yield found
 
