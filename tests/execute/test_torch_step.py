@@ -16,6 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.distributed._tools.mem_tracker import MemTracker
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from torch_networks import NETWORKS, network
@@ -76,6 +77,23 @@ def test_what_is_kept_counts_exactly_as_planned():
     problem = problem_of(imported)
     _, outcome = run("gpt", imported, problem, planned(problem, "keep-all"))
     assert outcome.counted_peak_bytes == outcome.planned_peak_bytes == problem.capacity_bytes(0)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_pytorchs_own_tracker_counts_the_same(name):
+    """The peak of the ordinary step, measured by PyTorch, is that of the step that keeps everything."""
+    module, loss, batch = network(name)
+    for parameter in module.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    tracker = MemTracker()
+    tracker.track_external(module, *(p.grad for p in module.parameters()), *batch.values())
+    with tracker:
+        value = loss(module, batch)
+        value.backward()
+    theirs = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
+    problem = problem_of(imported_step(name))
+    _, outcome = run(name, imported_step(name), problem, planned(problem, "keep-all"))
+    assert outcome.counted_peak_bytes == theirs
 
 
 @settings(max_examples=8, deadline=None)
