@@ -18,7 +18,7 @@ from tmojax.planners.sweep import POLICIES, TURNS, even_starts
 from tmojax.planners.workbench import Candidate, Workbench
 from tmojax.problem import Action, LinkPolicyKind
 from tmojax.problem.step_view import StepView
-from tmojax.relax.coordinate import Coordination
+from tmojax.relax.coordinate import Coordination, shared_links
 from tmojax.relax.decisions import Choice, DeviceDecision, Rest
 from tmojax.relax.decode import NEVER, DoesNotFit
 
@@ -136,7 +136,9 @@ class _Moves:
         self.offload = Action.OFFLOAD in problem.actions
         self.recompute = Action.RECOMPUTE in problem.actions
         self.roles = {d: _roles(bench, d) for d in set(bench.device_class)}
-        kinds = ["lookahead", "policy"]
+        kinds = ["lookahead"]
+        if shared_links(problem.machine):
+            kinds += ["policy"]
         if bench.device_count > 1:
             kinds += ["start", "starts"]
         if (self.offload or self.recompute) and all(self.roles.values()):
@@ -225,7 +227,7 @@ class _Moves:
     def _flip(
         self, view: StepView, decision: DeviceDecision, members: np.ndarray, last: bool = False
     ) -> DeviceDecision:
-        """Give all members one other choice that is allowed for the first of them; `last`: in the last micro-batch only.
+        """Give all members one other choice that is allowed for the first of them. `last`: in the last micro-batch.
 
         Without `last`, where the last micro-batch is different already: in all of them, or in all but that.
         """
