@@ -137,6 +137,47 @@ def test_recomputation_before_a_collective_delays_it_by_hand():
     assert report.bound_s == pytest.approx(1 + 1 + 1 + 1 + 6.0 + 0.5)
 
 
+def half_over(gpus: int, micro_batches: int) -> Problem:
+    """While `middle` runs, half of a (100 B), which `first` can write again in 1 s, has no room."""
+    tensors = tuple(Tensor(n, s, TensorKind.ACTIVATION) for n, s in (("a", 100), ("b", 10)))
+    ops = (
+        Op("first", Phase.FORWARD, 1.0, writes=(0,)),
+        Op("middle", Phase.FORWARD, 1.0, writes=(1,), workspace_bytes=50, recomputable=False),
+        Op("last", Phase.BACKWARD, 1.0, reads=(0, 1), recomputable=False),
+    )
+    workload = Workload("half", (Program("p", tensors, ops),), (0,) * gpus, micro_batches, "synthetic")
+    return Problem("half", workload, shared_path(gpus, 110, 1.0), frozenset({Action.RECOMPUTE}))
+
+
+@pytest.mark.parametrize("gpus, micro_batches", [(1, 1), (3, 1), (2, 2)])
+def test_a_tensor_is_recomputed_as_a_whole_by_hand(gpus, micro_batches):
+    report = bound(half_over(gpus, micro_batches))
+    fractions, whole = report.parts[-2:]
+    assert fractions.step_s == pytest.approx(3.5 * micro_batches)
+    assert (whole.name, report.claimed) == ("whole", "whole")
+    assert report.bound_s == pytest.approx(4.0 * micro_batches, rel=2e-6)
+    # Of many micro-batches a mean is all that is known.
+    assert bound(half_over(gpus, 3)).claimed != "whole"
+
+
+def test_whole_tensors_mix_copies_and_runs_by_hand():
+    """Half of what c takes has no room once a has left; c leaves as a whole, and then a may stay."""
+    tensors = tuple(Tensor(n, s, TensorKind.ACTIVATION) for n, s in (("a", 50), ("c", 100), ("b", 10)))
+    ops = (
+        Op("first", Phase.FORWARD, 1.0, writes=(0,), recomputable=False),
+        Op("second", Phase.FORWARD, 2.0, writes=(1,)),
+        Op("middle", Phase.FORWARD, 1.0, writes=(2,), workspace_bytes=100, recomputable=False),
+        Op("last", Phase.BACKWARD, 1.0, reads=(0, 1, 2), recomputable=False),
+    )
+    workload = Workload("two", (Program("p", tensors, ops),), (0,), 1, "synthetic")
+    problem = Problem("two", workload, shared_path(1, 160, 100.0), BOTH)
+    # 100 B too many. c: 1 s out and 1 s in, which nothing hides, or 2 s again.
+    report = bound(problem)
+    fractions, whole = report.parts[-2:]
+    assert fractions.step_s < 6 and whole.name == "whole"
+    assert report.bound_s == pytest.approx(7.0, rel=2e-6)
+
+
 def cases() -> Iterator[tuple[int, dict[str, Any]]]:
     for number, (gpus, micro_batches) in enumerate(((2, 3), (3, 3), (2, 4), (3, 2))):
         for repeat, actions in enumerate((MOVE, BOTH)):

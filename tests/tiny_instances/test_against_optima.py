@@ -40,6 +40,23 @@ def test_no_bound_is_above_the_optimum(item):
     assert report.repeated_s <= report.bound_s * (1 + 1e-9)
 
 
+@pytest.mark.long
+def test_how_near_the_bound_is_to_the_optimum(capsys):
+    ratios = {"fractions": [], "whole tensors too": []}
+    for item in LIBRARY:
+        parts = bound(tiny_instance(**item["arguments"])).parts
+        fractions = max(part.step_s for part in parts if part.name != "whole")
+        ratios["fractions"].append(item["optimum_s"] / fractions)
+        ratios["whole tensors too"].append(item["optimum_s"] / max(part.step_s for part in parts))
+    with capsys.disabled():
+        for name, values in ratios.items():
+            values.sort()
+            attained = sum(value <= 1 + 1e-5 for value in values)
+            print(f"\n{name}: optimum / bound: median {values[len(values) // 2]:.3f}, mean "
+                  f"{sum(values) / len(values):.3f}; {attained} of {len(values)} attained")  # fmt: skip
+    assert sum(value <= 1 + 1e-5 for value in ratios["whole tensors too"]) >= 25
+
+
 @pytest.mark.parametrize("item", LIBRARY[1::45], ids=label)
 def test_the_search_finds_the_optimum_again(item):
     problem = tiny_instance(**item["arguments"])

@@ -15,6 +15,9 @@ from tmojax.bounds.device_classes import DeviceClass
 from tmojax.bounds.gaps import Gaps, Host
 from tmojax.bounds.highs import INFINITY, LinearModel
 from tmojax.bounds.resting import Resting, add_resting
+from tmojax.bounds.whole import add_gone
+
+FEW_SLOTS = 16  # then every one is looked at when it ends
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class Moments:
 
 def choose_moments(gaps: Gaps, capacity_bytes: int, tight: int, exact: int = 4, timing: int = 16) -> Moments:
     """At most `tight` slots at which memory overflows (the worst of each stretch), `exact` of them, and `timing`
-    others. Long tight slots are looked at when they end as well."""
+    others. Long tight slots are looked at when they end as well, and all of them if they are few."""
     slots = len(gaps.slot_op)
     need = gaps.needed_bytes()
     over = np.flatnonzero(need > capacity_bytes)
@@ -71,6 +74,8 @@ def choose_moments(gaps: Gaps, capacity_bytes: int, tight: int, exact: int = 4, 
     ends = {2 * slot + 1 for slot in long}
     if (movable & (gaps.made >= 0)).any():
         ends.add(2 * int(gaps.made[movable & (gaps.made >= 0)].min()) + 1)  # no copy out can have begun
+    if slots <= FEW_SLOTS:
+        ends |= set(range(1, 2 * slots, 2))
     places = np.array(sorted({2 * slot for slot in held | other} | ends), np.int64)
     slot, at_end = places // 2, places % 2 == 1
     begins = np.concatenate([[0.0], np.cumsum(gaps.slot_s)[:-1]])
@@ -83,14 +88,17 @@ def choose_moments(gaps: Gaps, capacity_bytes: int, tight: int, exact: int = 4, 
 @dataclass(frozen=True, eq=False)
 class Block:
     """Columns of one block: out, into [J + 1] cumulative bytes that have crossed by each moment and by the end of the
-    block; time [J + 1]: of the moments, and of the end, from the start of the block. moved [I]: column of the moved
-    share of each gap (-1: none); tails count as moved without bytes here.
+    block; time [J + 1]: of the moments, and of the end, from the start of the block. moved, again [I]: columns of the
+    moved and of the recomputed share of each gap (-1: none); tails count as moved without bytes here. gone: columns of
+    whole tensors at moments, where asked for.
     """
 
     out: np.ndarray
     into: np.ndarray
     time: np.ndarray
     moved: np.ndarray
+    again: np.ndarray
+    gone: np.ndarray
     resting: Resting
 
     @property
@@ -109,9 +117,10 @@ def add_block(
     *,
     first_block: bool,
     last_block: bool,
+    whole: bool = False,
 ) -> Block:
     """Add one micro-batch; `resting` [S]: columns of the share of every resting tensor that leaves at some time of
-    the step. first_block, last_block: of the step.
+    the step. first_block, last_block: of the step. whole: with columns for whole tensors.
 
     `longest`: more than the block can take when the objective is at its minimum.
     """
@@ -180,19 +189,23 @@ def add_block(
     overflow_bytes = gaps.needed_bytes() - device.capacity_bytes
     overflow = overflow_bytes[moments.slots] / unit.size_bytes
     rest = add_resting(model, gaps, resting, unit.size_bytes, count, first=first_block, last=last_block)
-    whole = np.zeros(count)
+    rounded = np.zeros(count)
+    gone = [np.zeros(0, np.int64)]
     for j in np.flatnonzero(moments.tight & (overflow > 0)):
         at_rest = (rest.absent[j], 1.0)
         left = ((away_again[j], 1.0), at_rest)
         model.add_row(overflow[j], INFINITY, (away_moved[j], 1.0), *left)
         model.add_row(overflow[j], INFINITY, (out[j], 1.0), (free[j], 1.0), (into[j], -1.0), *left)
         around = (first <= j) & (j < last)
-        whole[j] = _whole_tensors(gaps, around & gaps.lives, int(overflow_bytes[moments.slots[j]])) / unit.size_bytes
+        rounded[j] = _whole_tensors(gaps, around & gaps.lives, int(overflow_bytes[moments.slots[j]])) / unit.size_bytes
+        if whole and not gaps.may_compress:
+            since = (out[: j + 1], available)
+            gone.append(add_gone(model, gaps, around, size, moved, again, overflow[j], at_rest, *since))
         if moments.exact[j]:
             crossed = (out[j], free[j], into[j])
             _add_exact(model, gaps, int(moments.slots[j]), around, size, moved, again, overflow[j], at_rest, crossed)
 
-    out, into = _add_whole(model, np.where(whole > overflow, whole, 0.0), out, into, total)
+    out, into = _add_whole(model, np.where(rounded > overflow, rounded, 0.0), out, into, total)
 
     # What is recomputed was away at a moment at which memory is demanded: the run comes after the first of these.
     demanded = [np.append(np.flatnonzero(where), count) for where in (moments.tight, moments.exact)]
@@ -200,7 +213,7 @@ def add_block(
     begin = np.minimum(np.where(gaps.lives, living, dead), count)
     extra = _recompute_time(model, gaps, unit, begin, np.minimum(last, count), again, count)
     time = _add_time(model, gaps, device, unit, moments, (out, rest.out), (into, rest.into), extra, longest)
-    return Block(out, into, time, moved, rest)
+    return Block(out, into, time, moved, again, np.concatenate(gone), rest)
 
 
 def _whole_tensors(gaps: Gaps, around: np.ndarray, overflow_bytes: int) -> int:

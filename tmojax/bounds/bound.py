@@ -15,6 +15,9 @@ from tmojax.problem import Action, Problem
 
 WINDOW_ROUNDS = 10  # after which the windows that are still violated hardly raise the bound
 LEAST_GAIN = 1e-6  # of a round, as a share of the bound
+# Whole tensors are looked at up to this many gaps in all micro-batches of all devices, in a search of so many nodes.
+WHOLE_GAPS, WHOLE_NODES = 100, 300
+SEARCH_SHARE = 1e-6  # taken off what the search proves, for its tolerances
 # Times are sums of up to some 10^5 rounded numbers, here and in the simulator. This share is taken off, so that a
 # schedule that attains the bound is not reported as faster than it.
 ROUNDING_SHARE = 1e-10
@@ -117,6 +120,8 @@ def bound(problem: Problem, *, order: str = "default", time_limit_s: float = 20.
         )
         if answer.status is not SolverStatus.OPTIMAL:
             break
+    if status is BoundStatus.COMPLETE and micro_batches <= 2:
+        parts += _whole_part(problem, program.size()["gaps"], begin + time_limit_s, threads)
     best = max(part.step_s for part in parts)
     return _report(parts, best, micro_batches, status, message, begin, details, repeated_s)
 
@@ -143,6 +148,30 @@ def _solve(program: StepLp, previous: Answer | None, deadline: float, threads: i
             break
     assert answer is not None
     return answer, False
+
+
+def _whole_part(problem: Problem, gaps: int, deadline: float, threads: int) -> list[BoundPart]:
+    """What whole tensors prove beyond fractions, where there are few of them, and columns for every device. Empty
+    where that is not so, or time is short."""
+    if gaps * problem.workload.device_count * problem.workload.micro_batches > WHOLE_GAPS:
+        return []
+    program = StepLp(problem, whole=True)
+    if not len(program.whole_columns()):
+        return []
+    program.add_barrier()
+    answer, _ = _solve(program, program.solve(_left_s(deadline), threads), deadline, threads)
+    if answer.status is not SolverStatus.OPTIMAL:
+        return []
+    found = program.solve_whole(_left_s(deadline), threads, WHOLE_NODES)
+    value_s = found.bound * program.unit.time_s * (1 - SEARCH_SHARE)
+    if not 0 < value_s < float("inf"):
+        return []
+    text = f"{found.integer_columns} choices of tensors that move or are recomputed as a whole; {found.status}"
+    return [BoundPart("whole", value_s, value_s / problem.workload.micro_batches, "whole tensors", text)]
+
+
+def _left_s(deadline: float) -> float:
+    return max(deadline - time.perf_counter(), 0.01)
 
 
 def _compute_part(problem: Problem, order: str) -> BoundPart:

@@ -61,16 +61,17 @@ def shared_links(problem: Problem) -> frozenset[int]:
     return frozenset(link for link, devices in users.items() if len(devices) > 1)
 
 
-def device_classes(problem: Problem) -> list[DeviceClass]:
-    """GPUs in groups that one set of columns can stand for, in order of their first member."""
+def device_classes(problem: Problem, *, apart: bool = False) -> list[DeviceClass]:
+    """GPUs in groups that one set of columns can stand for, in order of their first member; `apart`: each in one of
+    its own."""
     shared = shared_links(problem)
     members: dict[tuple, list[int]] = {}
     for device in gpus(problem):
         ways = [tuple(sorted({tuple(sorted(shared.intersection(route.links))) for route in routes}))
                 for routes in copy_routes(problem, device)]  # fmt: skip
         key = (problem.workload.device_program[device], problem.capacity_bytes(device), *ways, *_rates(problem, device))
-        members.setdefault(key, []).append(device)
-    return [DeviceClass(tuple(devices), *key[1:]) for key, devices in members.items()]
+        members.setdefault((*key, device) if apart else key, []).append(device)
+    return [DeviceClass(tuple(devices), *key[1:7]) for key, devices in members.items()]
 
 
 def _rates(problem: Problem, device: int) -> tuple[float, float, float]:

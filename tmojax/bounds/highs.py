@@ -100,6 +100,12 @@ class LinearModel:
         self.columns += count
         return np.arange(first, first + count)
 
+    def make_integer(self, columns: np.ndarray) -> None:
+        """From now on these columns are integer."""
+        integer = self.column_arrays()[3]
+        integer[columns] = True
+        self._integer = [integer]
+
     def add_row(self, lower: float, upper: float, *terms: tuple[Any, Any]) -> int:
         """Add lower <= sum of values * columns <= upper; `terms` are (column, value) or arrays of columns with one
         value for all or one for each."""
@@ -142,11 +148,12 @@ class LinearModel:
 
     def solve(
         self, *, time_limit_s: float, threads: int = 1, gap: float = 1e-4, relax: bool = False,
-        start: np.ndarray | None = None, interior_point: bool = False,
+        start: np.ndarray | None = None, interior_point: bool = False, most_nodes: int = 2**31 - 1,
     ) -> Answer:  # fmt: skip
         """Minimise. `relax` drops integrality; `start` [columns] offers an incumbent, with nan where HiGHS is to
         complete it (it fixes the integer columns that are given). An LP that was solved before and has only received
-        rows goes on from its last basis, unless `interior_point` asks for that method, which starts afresh."""
+        rows goes on from its last basis, unless `interior_point` asks for that method, which starts afresh.
+        most_nodes: of the search, after which a MILP is stopped with what is proved then."""
         lower, upper, cost, integer = self.column_arrays()
         mixed = bool(integer.any()) and not relax
         starts, rows, values = self.entries()
@@ -166,6 +173,7 @@ class LinearModel:
             highs.passModel(model)
         for name, value in (
             ("mip_rel_gap", float(gap)), ("random_seed", 0), ("solver", "ipm" if interior_point else "choose"),
+            ("mip_max_nodes", int(most_nodes)),
             # The limit counts from the first solve of an instance. Threads beyond the first only help the MILP search.
             ("time_limit", highs.getRunTime() + time_limit_s),
             ("threads", int(threads)), ("parallel", "on" if threads > 1 else "off"),

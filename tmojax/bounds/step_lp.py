@@ -17,6 +17,7 @@ from tmojax.bounds.device_classes import DeviceClass, device_classes, shared_lin
 from tmojax.bounds.ends import add_ends, add_path
 from tmojax.bounds.gaps import Gaps, Host, find_gaps
 from tmojax.bounds.highs import INFINITY, Answer, LinearModel
+from tmojax.bounds.whole import written_inside
 from tmojax.bounds.windows import add_long_windows, add_short_windows
 from tmojax.problem import Problem
 from tmojax.units import format_bytes
@@ -29,11 +30,12 @@ INTERIOR_POINT_COLUMNS = 30_000
 class StepLp:
     """Builds and solves the linear program of a problem."""
 
-    def __init__(self, problem: Problem) -> None:
-        self._problem = problem
+    def __init__(self, problem: Problem, *, whole: bool = False) -> None:
+        """whole: with columns for each device, also where several are equal, and for whole tensors."""
+        self._problem, self._whole = problem, whole
         self._model = LinearModel()
         self._micro_batches = problem.workload.micro_batches
-        specs = device_classes(problem)
+        specs = device_classes(problem, apart=whole)
         paths = critical_paths(problem)
         read = [(spec, find_gaps(problem, spec.devices[0]), shortest([paths[device] for device in spec.devices]))
                 for spec in specs]  # fmt: skip
@@ -56,6 +58,23 @@ class StepLp:
         afresh = self._has_new_kinds_of_rows and self._model.columns > INTERIOR_POINT_COLUMNS
         self._has_new_kinds_of_rows = False
         return self._model.solve(time_limit_s=time_limit_s, threads=threads, interior_point=afresh)
+
+    def whole_columns(self) -> np.ndarray:
+        """Shares that are 0 or 1 on a device in a micro-batch (docs/bounds.md, section 3, point 12): of what that
+        micro-batch wrote, where one set of columns stands for one micro-batch. Only with `whole`."""
+        found = [np.zeros(0, np.int64)]
+        for member in self._classes:
+            inner = written_inside(member.gaps)
+            for repeat, block in member.blocks if not member.gaps.may_compress else ():
+                if repeat == 1:
+                    found += [columns[inner & (columns >= 0)] for columns in (block.moved, block.again)]
+                    found.append(block.gone)
+        return np.concatenate(found)
+
+    def solve_whole(self, time_limit_s: float, threads: int, most_nodes: int) -> Answer:
+        """As `solve`, with `whole_columns` integer, which they remain."""
+        self._model.make_integer(self.whole_columns())
+        return self._model.solve(time_limit_s=time_limit_s, threads=threads, gap=0.0, most_nodes=most_nodes)
 
     def _upper_limit(self, read: list[tuple[DeviceClass, Gaps, CriticalPath]]) -> float:
         """A time that the minimum cannot exceed: everything computed a few times over and everything copied one by
@@ -85,7 +104,8 @@ class StepLp:
         repeats = [1] if count == 1 else [1, 1] if count == 2 else [1, count - 2, 1]
         blocks = tuple(
             (n, add_block(model, gaps, spec, moments, resting, self.unit, self._longest,
-                          first_block=place == 0, last_block=place == len(repeats) - 1))
+                          first_block=place == 0, last_block=place == len(repeats) - 1,
+                          whole=self._whole and n == 1))
             for place, n in enumerate(repeats)
         )  # fmt: skip
         out_terms, in_terms, fixed_in = self._step_bytes(gaps, blocks, resting)
