@@ -64,7 +64,7 @@ def test_a_weight_leaves_within_the_step_and_comes_back():
     views = views_of(problem)
     model = relax_problem(problem, views)
     assert model.state == (((0, 1, 6),),)
-    solution = optimise(model, restarts=2, steps=1500)
+    solution = optimise(model, restarts=2, steps=1000)
     best = int(np.argmin(solution.step_s))
     assert solution.step_s[best] == pytest.approx(7.25, rel=0.01)
     assert solution.choice[best, 0, model.candidates[0], Choice.OFFLOAD] > 0.8

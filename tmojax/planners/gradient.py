@@ -9,6 +9,7 @@ and differs only in the gradient: the difference between the two is what the gra
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -16,10 +17,11 @@ import numpy as np
 
 from tmojax.errors import InputError
 from tmojax.planners.base import Planner, PlanResult, Status, Stopwatch
-from tmojax.planners.local_search import SearchSettings, robust_choice, search_from_two
+from tmojax.planners.local_search import SearchSettings, budget_of, robust_choice, search_from_two
+from tmojax.planners.repair import repair
 from tmojax.planners.seeding import candidate_of
 from tmojax.planners.simple import layer_count, offload_everything, recompute_segments
-from tmojax.planners.sweep import sweep
+from tmojax.planners.sweep import POLICIES, SHARES, sweep
 from tmojax.planners.workbench import Candidate, Workbench
 from tmojax.problem import Action, Problem
 from tmojax.problem.step_view import StepView
@@ -205,14 +207,23 @@ class Gradient(Planner):
     def _decode(self, bench: Workbench, rounded, known: Candidate | None) -> Candidate | None:
         """The best of the rounded decisions: all simulated with the phases of the relaxation, the best ones and their
         variants swept. known: the best plan to start from."""
-        tried: list[tuple[float, int]] = []
-        for index, (decisions, start_share) in enumerate(rounded):
+        tried: list[tuple[float, int, tuple[DeviceDecision, ...]]] = []
+        roundings, finalists = len(rounded), self.finalists
+        for index, (wished, start_share) in enumerate(rounded):
+            if index >= roundings:
+                break
+            decisions = made_to_fit(bench, wished, known)
             found = sweep(bench, decisions, shares=(), starts=(start_share,))
-            if not isinstance(found, DoesNotFit):
-                tried.append((found.step_s, index))
+            if isinstance(found, DoesNotFit):
+                continue
+            if not tried:  # of huge steps fewer are simulated than the search that follows simulates
+                half = budget_of(found, self.search) // 2
+                roundings = min(roundings, index + max(4, half // len(POLICIES)))
+                finalists = min(finalists, max(1, half // (len(POLICIES) * len(SHARES))))
+            tried.append((found.step_s, index, decisions))
         best: Candidate | None = None
-        for step_s, index in sorted(tried)[: self.finalists]:
-            decisions, start_share = rounded[index]
+        for step_s, index, decisions in sorted(tried, key=lambda item: item[:2])[:finalists]:
+            start_share = rounded[index][1]
             for other in variants(bench, decisions, known):
                 found = sweep(bench, other, shares=(), starts=(start_share,))
                 if not isinstance(found, DoesNotFit) and found.step_s < step_s:
@@ -221,6 +232,27 @@ class Gradient(Planner):
             if not isinstance(found, DoesNotFit) and (best is None or found.step_s < best.step_s):
                 best = found
         return best
+
+
+def made_to_fit(
+    bench: Workbench, decisions: tuple[DeviceDecision, ...], known: Candidate | None
+) -> tuple[DeviceDecision, ...]:
+    """`decisions`; where a GPU's do not fit, with the state where a known plan has it, or repaired, if that fits."""
+    fitted: dict[tuple, DeviceDecision] = {}
+    for device, decision in enumerate(decisions):
+        key = (bench.device_class[device], decision.key)
+        if key not in fitted:
+            wishes = [decision]
+            if known is not None:
+                wishes.append(replace(decision, state_out=known.decisions[device].state_out))
+            options = itertools.chain(wishes, (repair(bench, device, wish) for wish in reversed(wishes)))
+            fits = (
+                item
+                for item in options
+                if not isinstance(item, DoesNotFit) and not isinstance(bench.decode(device, item), DoesNotFit)
+            )
+            fitted[key] = next(fits, decision)
+    return tuple(fitted[bench.device_class[device], decision.key] for device, decision in enumerate(decisions))
 
 
 def variants(
