@@ -90,7 +90,7 @@ def test_where_memory_is_tight_mixing_and_coordination_pay():
     assert oblivious > 1.9 * recompute
     assert recompute == pytest.approx(0.4257, rel=0.001)  # 0.350 s, and forward again but for the last layer
     assert max(lockstep, budget, ratio) < 0.95 * recompute
-    assert min(lockstep, budget, ratio) > bound_s(problem) == pytest.approx(0.3659, rel=0.005)
+    assert min(lockstep, budget, ratio) > bound_s(problem) >= 0.364  # a bound may get tighter
 
 
 def test_what_the_lockstep_model_claims_is_what_the_simulator_measures():
