@@ -111,6 +111,8 @@ def test_figures_with_recomputation_and_several_micro_batches():
     report = bound(transformer(8, 3.0, actions=BOTH))
     assert report.status is BoundStatus.COMPLETE and report.claimed == "windows"
     assert report.bound_s == pytest.approx(2.9870, abs=0.0005)
+    # Rounds of windows that gain nothing come before some that do.
+    assert bound(transformer(1, 2.0, duplex=False, actions=BOTH)).bound_s == pytest.approx(0.36217, abs=0.00005)
 
 
 def test_recomputation_before_a_collective_delays_it_by_hand():

@@ -14,7 +14,10 @@ from tmojax.bounds.step_lp import StepLp
 from tmojax.problem import Action, Problem
 
 WINDOW_ROUNDS = 10  # after which the windows that are still violated hardly raise the bound
-LEAST_GAIN = 1e-6  # of a round, as a share of the bound
+IDLE_ROUNDS, LEAST_GAIN = (
+    3,
+    1e-6,
+)  # rounds that gain less than this share of the bound, one after the other, are the last
 # Whole tensors are looked at up to this many gaps in all micro-batches of all devices, in a search of so many nodes.
 WHOLE_GAPS, WHOLE_NODES = 100, 300
 SEARCH_SHARE = 1e-6  # taken off what the search proves, for its tolerances
@@ -131,7 +134,7 @@ def _solve(program: StepLp, previous: Answer | None, deadline: float, threads: i
 
     Returns the answer and whether the deadline ended the rounds.
     """
-    answer = previous
+    answer, idle = previous, 0
     for _ in range(1 if previous is None else WINDOW_ROUNDS):
         left_s = deadline - time.perf_counter()
         if answer is not None and answer is not previous and left_s < 2 * answer.solve_s:
@@ -143,8 +146,8 @@ def _solve(program: StepLp, previous: Answer | None, deadline: float, threads: i
         if found.status is not SolverStatus.OPTIMAL and answer is not None and answer is not previous:
             return answer, True  # the rounds before are complete
         gained = answer is None or answer is previous or found.bound > answer.bound * (1 + LEAST_GAIN)
-        answer = found
-        if answer.status is not SolverStatus.OPTIMAL or not gained:
+        answer, idle = found, 0 if gained else idle + 1
+        if answer.status is not SolverStatus.OPTIMAL or idle == IDLE_ROUNDS:
             break
     assert answer is not None
     return answer, False

@@ -22,8 +22,8 @@ from tmojax.bounds.windows import add_long_windows, add_short_windows
 from tmojax.problem import Problem
 from tmojax.units import format_bytes
 
-# Larger programs are solved faster by an interior point method, from scratch: BERT-large, 43,000 columns, in 6 s; the
-# simplex method takes more than 12 s, also for going on once the rows of a barrier have been added.
+# Programs with more columns for each class are solved faster by an interior point method, from scratch: BERT-large,
+# 43,000 columns, in 6 s; the simplex method takes more than 12 s, also to go on after the rows of a barrier are added.
 INTERIOR_POINT_COLUMNS = 30_000
 
 
@@ -55,7 +55,7 @@ class StepLp:
                 "moments": sum(len(c.moments.places) for c in self._classes)}  # fmt: skip
 
     def solve(self, time_limit_s: float, threads: int) -> Answer:
-        afresh = self._has_new_kinds_of_rows and self._model.columns > INTERIOR_POINT_COLUMNS
+        afresh = self._has_new_kinds_of_rows and self._model.columns > INTERIOR_POINT_COLUMNS * len(self._classes)
         self._has_new_kinds_of_rows = False
         return self._model.solve(time_limit_s=time_limit_s, threads=threads, interior_point=afresh)
 
