@@ -19,7 +19,7 @@ from torch import nn
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
-from torch_networks import NETWORKS, network
+from torch_networks import NETWORKS, batch_of, network
 from torch_plans import GPU, any_plan, batches_of, imported_step, ordinary_gradients, planned, problem_of
 
 from tmojax.check import check
@@ -211,6 +211,25 @@ def test_micro_batches_are_averaged():
     gradients, outcome = run("gpt", imported, problem, planned(problem, "offload-all"), 3)
     require_right("gpt", gradients, outcome, 3)
     assert len(outcome.losses) == 3
+
+
+def test_training_is_the_same():
+    """Three steps with AdamW, whose state the plan counts, give the same parameters."""
+    (module, loss, batch), (plain, _, _) = network("gpt"), network("gpt")
+    optimizer, other = (torch.optim.AdamW(m.parameters(), lr=0.01) for m in (module, plain))
+    for own, its in ((module, optimizer), (plain, other)):
+        loss(own, batch).backward()
+        its.step()
+    imported = import_torch_step(module, loss, batch, gpu=GPU, optimizer=optimizer)
+    problem = problem_of(imported, 0.8)
+    step = PlannedTorchStep(imported, problem, planned(problem, "offload-all"))
+    for seed in range(3):
+        step.step(module, loss, [batch_of("gpt", seed)])
+        optimizer.step()
+        other.zero_grad()
+        loss(plain, batch_of("gpt", seed)).backward()
+        other.step()
+    assert all(torch.equal(a, b) for a, b in zip(module.parameters(), plain.parameters(), strict=True))
 
 
 def test_buffers_of_the_host_are_used_again():
