@@ -28,7 +28,7 @@ from tmojax.execute_torch import PlannedTorchStep
 from tmojax.execute_torch.host_pool import HostPool
 from tmojax.execute_torch.ledger import MemoryExceeded
 from tmojax.importers.torch_importer import import_torch_step
-from tmojax.problem import Kind, ListBuilder, Problem, Schedule
+from tmojax.problem import Kind, LinkPolicy, LinkPolicyKind, ListBuilder, Problem, Schedule
 from tmojax.problem.io import PlanFile, problem_hash, write_plan, write_problem
 from tmojax.problem.schedule import INSTRUCTION
 
@@ -414,6 +414,13 @@ def test_other_kernels_than_imported_are_refused(offloaded):
     with pytest.raises(InputError, match="2 given"):
         step.step(module, loss, [batch, batch])
     require_right("gpt", *run("gpt", imported, problem, plan))  # and nothing is left over from them
+
+
+def test_turns_on_links_are_told(offloaded):
+    imported, problem, plan = offloaded
+    turns = replace(plan, link_policies=tuple(LinkPolicy(LinkPolicyKind.FCFS) for _ in problem.machine.links))
+    with pytest.warns(UserWarning, match=f"turns on links .*{problem.machine.links[0].name}: fcfs.* are not enforced"):
+        PlannedTorchStep(imported, problem, turns)
 
 
 def test_parameters_cannot_be_moved(offloaded):
