@@ -10,13 +10,13 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "cost"))
 
-from periodic_cases import GB, one_tensor_problem, views_of
+from periodic_cases import GB, one_tensor_problem, transformer_problem, views_of
 
 from tmojax.check import check
 from tmojax.cost import Timing, demand, relax_problem, run_step
 from tmojax.cost.state import LONG_GAP, find_state_gaps
 from tmojax.importers.machine_build import load_machine
-from tmojax.planners.gradient import variants
+from tmojax.planners.gradient import made_to_fit, variants
 from tmojax.planners.workbench import Workbench
 from tmojax.problem import (
     Action,
@@ -35,6 +35,7 @@ from tmojax.problem.step_view import view_step
 from tmojax.relax import unroll
 from tmojax.relax.coordinate import together
 from tmojax.relax.decisions import Choice, DeviceDecision, Rest, keep_everything
+from tmojax.relax.decode import DoesNotFit
 from tmojax.relax.optimise import optimise
 from tmojax.relax.rounding import round_solution, round_state
 
@@ -208,6 +209,17 @@ def test_a_last_micro_batch_of_its_own_beats_every_uniform_choice():
     assert not hasattr(kept_in_last, "step_s")  # that does not fit
     assert mixed.step_s < min(plans[0].step_s, plans[1].step_s) * 0.99
     assert check(problem, mixed.schedule).valid
+
+
+def test_what_does_not_fit_is_made_to_fit():
+    problem = transformer_problem(3, 2, 2, 1.5, ("offload", "recompute"))
+    bench = Workbench(problem)
+    wished = (keep_everything(bench.view(0)),) * 2
+    assert isinstance(bench.lists(wished), DoesNotFit)
+    fitted = made_to_fit(bench, wished, None)
+    assert not isinstance(bench.lists(fitted), DoesNotFit)
+    assert fitted[0].same_as(fitted[1])
+    assert made_to_fit(bench, fitted, None) == fitted
 
 
 def test_equal_plans_have_equal_keys():

@@ -28,6 +28,8 @@ from tmojax.problem.step_view import StepView
 from tmojax.relax.decisions import Choice, DeviceDecision, keep_everything
 from tmojax.relax.decode import DoesNotFit
 
+REPAIR_ROUNDS = 12  # of a rounding that does not fit; each decodes once more
+
 
 @dataclass(frozen=True)
 class Start:
@@ -139,7 +141,8 @@ class Gradient(Planner):
     """Gradient descent through the relaxed cost model (docs/cost-model.md), then rounding and local search.
 
     restarts: relaxations optimised side by side; steps: optimiser steps of each. roundings: rounded decisions
-    decoded and simulated; the best `finalists` of them get the full sweep of policies and staggers.
+    decoded and simulated; the best `finalists` of them get the full sweep of policies and staggers. As many of those
+    that do not fit are repaired.
     """
 
     name: str = "gradient"
@@ -208,12 +211,16 @@ class Gradient(Planner):
         """The best of the rounded decisions: all simulated with the phases of the relaxation, the best ones and their
         variants swept. known: the best plan to start from."""
         tried: list[tuple[float, int, tuple[DeviceDecision, ...]]] = []
-        roundings, finalists = len(rounded), self.finalists
+        roundings, finalists, repaired = len(rounded), self.finalists, 0
         for index, (wished, start_share) in enumerate(rounded):
             if index >= roundings:
                 break
-            decisions = made_to_fit(bench, wished, known)
+            decisions = wished
             found = sweep(bench, decisions, shares=(), starts=(start_share,))
+            if isinstance(found, DoesNotFit) and repaired < self.finalists:
+                repaired += 1
+                decisions = made_to_fit(bench, wished, known)
+                found = sweep(bench, decisions, shares=(), starts=(start_share,))
             if isinstance(found, DoesNotFit):
                 continue
             if not tried:  # of huge steps fewer are simulated than the search that follows simulates
@@ -245,7 +252,7 @@ def made_to_fit(
             wishes = [decision]
             if known is not None:
                 wishes.append(replace(decision, state_out=known.decisions[device].state_out))
-            options = itertools.chain(wishes, (repair(bench, device, wish) for wish in reversed(wishes)))
+            options = itertools.chain(wishes, (repair(bench, device, wish, REPAIR_ROUNDS) for wish in wishes[-1:]))
             fits = (
                 item
                 for item in options
