@@ -29,7 +29,8 @@ class StepView:
     that backward uses is kept.
 
     tensor, size_bytes, idle_from, idle_to [I]; producer_slot [I]: slot that writes it. needed [I]: backward uses it
-    (else it is only of use to recomputations). may_recompute, may_offload [I]. recompute_inputs [I]: candidates that
+    (else it is only of use to recomputations). may_recompute, may_offload [I]: an op that reads or writes what
+    a micro-batch updates in place is not run again. recompute_inputs [I]: candidates that
     its producer reads.
     recompute_s [I]: duration of its producer. dependents [I]: candidates whose producer reads it.
 
@@ -135,6 +136,8 @@ def view_step(problem: Problem, device: int) -> StepView:
     intervals = {t: (idle_from[i], idle_to[i], needed[i]) for i, t in enumerate(candidates)}
     base, kept = _profiles(problem, device, slot_of, uses, used_by_step, intervals)
     ops = [program.ops[program.producer[candidates[i]]] for i in keep]
+    # Another run of an op would read, or bring back, another version of what is updated in place.
+    changed = {t for op in program.ops for t in op.updates if program.tensors[t].lifetime is Lifetime.MICRO_BATCH}
     state = [t for t, spec in enumerate(program.tensors) if spec.lifetime is Lifetime.STATE]
     step_ops = [i for i, op in enumerate(program.ops) if op.step_op and not op.collective]
     return StepView(
@@ -151,7 +154,8 @@ def view_step(problem: Problem, device: int) -> StepView:
         idle_to=np.array([idle_to[i] for i in keep], np.int64),
         producer_slot=np.array([slot_of[program.producer[candidates[i]]] for i in keep], np.int64),
         needed=np.array([needed[i] for i in keep], bool),
-        may_recompute=np.array([op.recomputable and forward[i] for i, op in zip(keep, ops, strict=True)], bool),
+        may_recompute=np.array([op.recomputable and forward[i] and changed.isdisjoint((*op.reads, *op.writes))
+                                for i, op in zip(keep, ops, strict=True)], bool),
         may_offload=np.array([idle_to[i] - idle_from[i] > 1 for i in keep], bool),
         recompute_s=np.array([op.duration_s + launch_s for op in ops]),
         recompute_inputs=tuple(tuple(renumber[j] for j in recompute_inputs[i] if j in renumber) for i in keep),

@@ -140,7 +140,8 @@ def _expand(problem: Problem, view: StepView, choice: np.ndarray) -> tuple[Templ
             idle_from = int(first_run[view.slot_op[view.idle_from[index]]])
             after = [use for use in uses if use > idle_from]
             if after and after[0] - idle_from > 1:
-                gaps.append((tensor, starts[0], idle_from, after[0]))
+                written = max(run for run in (starts[0], *changed.get(tensor, ())) if run <= idle_from)
+                gaps.append((tensor, written, idle_from, after[0]))
                 lives += [(tensor, starts[0], idle_from), (tensor, after[0], after[-1])]
                 before_gap += [True, False]
                 continue
