@@ -66,7 +66,7 @@ def draw_gaps(rows: list[Row]) -> Figure:
         right.set_xlabel("headroom: best heuristic above the bound")
         right.set_ylabel("gradient above the bound")
         right.grid()
-        right.legend(loc="upper left")
+        right.legend(loc="lower right")
         right.set_title("what the gradient planner leaves")
         for axis in (left.xaxis, right.xaxis, right.yaxis):
             _gap_axis(axis)
