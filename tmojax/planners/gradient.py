@@ -9,7 +9,6 @@ and differs only in the gradient: the difference between the two is what the gra
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -244,22 +243,32 @@ class Gradient(Planner):
 def made_to_fit(
     bench: Workbench, decisions: tuple[DeviceDecision, ...], known: Candidate | None
 ) -> tuple[DeviceDecision, ...]:
-    """`decisions`; where a GPU's do not fit, with the state where a known plan has it, or repaired, if that fits."""
+    """`decisions`; where a GPU's do not fit, repaired or moved towards a known plan, if that fits."""
     fitted: dict[tuple, DeviceDecision] = {}
     for device, decision in enumerate(decisions):
         key = (bench.device_class[device], decision.key)
         if key not in fitted:
-            wishes = [decision]
-            if known is not None:
-                wishes.append(replace(decision, state_out=known.decisions[device].state_out))
-            options = itertools.chain(wishes, (repair(bench, device, wish, REPAIR_ROUNDS) for wish in wishes[-1:]))
-            fits = (
-                item
-                for item in options
-                if not isinstance(item, DoesNotFit) and not isinstance(bench.decode(device, item), DoesNotFit)
-            )
-            fitted[key] = next(fits, decision)
+            found = repair(bench, device, decision, REPAIR_ROUNDS)
+            if isinstance(found, DoesNotFit) and known is not None:
+                found = _towards(bench, device, decision, known.decisions[device])
+            fitted[key] = decision if isinstance(found, DoesNotFit) else found
     return tuple(fitted[bench.device_class[device], decision.key] for device, decision in enumerate(decisions))
+
+
+def _towards(bench: Workbench, device: int, wished: DeviceDecision, known: DeviceDecision) -> DeviceDecision:
+    """State as in `known`, and its choices for what is made or wanted near an op that does not fit, in ever wider
+    surroundings until everything fits."""
+    view = bench.view(device)
+    slot_of = {int(op): slot for slot, op in enumerate(view.slot_op)}
+    decision, near = replace(wished, state_out=known.state_out), max(1, len(view.slot_op) // 64)
+    for _ in range(REPAIR_ROUNDS):
+        found = bench.decode(device, decision)
+        if not isinstance(found, DoesNotFit) or found.op not in slot_of:
+            break
+        apart = [np.abs(edge - slot_of[found.op]) for edge in (view.producer_slot, view.idle_to)]
+        decision = replace(decision, choice=np.where(np.minimum(*apart) <= near, known.choice, decision.choice))
+        near += near // 2 + 1
+    return decision
 
 
 def variants(
