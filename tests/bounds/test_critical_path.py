@@ -1,5 +1,7 @@
 """Longest paths over all devices: pipelines by hand, and never above what unlimited memory takes."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,11 +10,25 @@ from shared_path_machine import shared_path
 
 from tmojax.bounds import bound
 from tmojax.bounds.critical_path import critical_paths, shortest
+from tmojax.bounds.inputs import last_input_s, mean_first_input_s
 from tmojax.errors import InputError
 from tmojax.importers.pipeline import pipeline_workload
 from tmojax.importers.synthetic import SyntheticTransformer, synthetic_transformer
-from tmojax.planners.simple import KeepAll
-from tmojax.problem import Action, Collective, CollectiveKind, Op, Phase, Problem, Program, Tensor, TensorKind, Workload
+from tmojax.planners.ratio import RatioSweep
+from tmojax.planners.simple import KeepAll, OffloadAll, RecomputeAll
+from tmojax.problem import (
+    Action,
+    Collective,
+    CollectiveKind,
+    Op,
+    Phase,
+    Problem,
+    Program,
+    Tensor,
+    TensorKind,
+    Workload,
+    keep_all_footprint_bytes,
+)
 
 ACTIONS = frozenset({Action.OFFLOAD, Action.RECOMPUTE})
 
@@ -87,3 +103,49 @@ def test_a_circle_of_waits_is_told():
     problem = Problem("circle", workload, shared_path(2, 10**6, 50.0, peers=True), ACTIONS)
     with pytest.raises(InputError, match="wait for each other in a circle at"):
         critical_paths(problem)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from(["gpipe", "1f1b"]), st.integers(2, 3), st.integers(1, 4), st.floats(1.05, 1.8),
+       st.sampled_from([1e8, 1e9, 1e10]))  # fmt: skip
+def test_plans_of_short_memory_are_not_below_the_bound(order, stages, micro_batches, factor, rate):
+    """A stage that waits for another one may bring in its state meanwhile: the two times do not add up."""
+    spec = SyntheticTransformer(layers=4, tokens=64, sequence=64, width=64, parameters=400_000, compute_s=1e-4)
+    workload = pipeline_workload(synthetic_transformer(spec, 1, micro_batches), stages, order)
+    capacity = int(max(keep_all_footprint_bytes(workload, device) for device in range(stages)) / factor)
+    problem = Problem("pipeline", workload, shared_path(stages, capacity, rate, peers=True), ACTIONS)
+    proved_s = bound(problem).bound_s
+    for planner in (OffloadAll(), RecomputeAll(), RatioSweep()):
+        result = planner.plan(problem)
+        if result.schedule is not None:
+            assert result.step_s >= proved_s * (1 - 1e-9)
+
+
+def fed(gpus: int, **machine) -> Problem:
+    """Every GPU: a (1 s) reads 100 B of input, b (2 s) another 50 B. 50 B/s from the host for all."""
+    tensors = (Tensor("x", 100, TensorKind.INPUT), Tensor("y", 50, TensorKind.INPUT),
+               Tensor("z", 10, TensorKind.ACTIVATION))  # fmt: skip
+    program = Program("fed", tensors, (
+        Op("a", Phase.FORWARD, 1.0, reads=(0,), writes=(2,)), Op("b", Phase.FORWARD, 2.0, reads=(1, 2)),
+    ))  # fmt: skip
+    workload = Workload("fed", (program,), (0,) * gpus, 1, "synthetic")
+    return Problem("fed", workload, shared_path(gpus, 1000, 50.0, **machine), ACTIONS)
+
+
+@pytest.mark.parametrize(("gpus", "step_s"), [(1, 5.0), (3, 11.0)])
+def test_inputs_come_one_after_the_other(gpus, step_s):
+    """x of all GPUs: 2 s each, then a and b, 3 s (5 s with one GPU, 9 s with three); all inputs, 3 s each, then b (5 s,
+    11 s)."""
+    problem = fed(gpus)
+    paths = critical_paths(problem)
+    assert max(path.total_s for path in paths) == 3.0
+    assert last_input_s(problem, paths) == step_s
+    assert bound(problem).bound_s == pytest.approx(step_s)
+    assert mean_first_input_s(problem, tuple(range(gpus))) == pytest.approx(2.0 * (gpus + 1) / 2)
+    plan = RatioSweep().plan(problem)
+    assert plan.step_s >= step_s * (1 - 1e-9)
+
+
+def test_inputs_that_could_come_another_way_do_not_count():
+    problem = replace(fed(2, peers=True), actions=ACTIONS | {Action.PEER})
+    assert last_input_s(problem, critical_paths(problem)) == 0.0 == mean_first_input_s(problem, (0, 1))

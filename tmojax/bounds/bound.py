@@ -10,6 +10,7 @@ from enum import StrEnum
 from tmojax.bounds.critical_path import critical_paths
 from tmojax.bounds.device_classes import gpus
 from tmojax.bounds.highs import Answer, SolverStatus, solver_version
+from tmojax.bounds.inputs import last_input_s
 from tmojax.bounds.step_lp import StepLp
 from tmojax.problem import Action, Problem
 
@@ -178,14 +179,19 @@ def _left_s(deadline: float) -> float:
 
 
 def _compute_part(problem: Problem, order: str) -> BoundPart:
-    paths = [path.total_s for path in critical_paths(problem, order)]
+    found = critical_paths(problem, order)
+    paths = [path.total_s for path in found]
     device = max(range(len(paths)), key=paths.__getitem__)
+    step_s, binds = paths[device], problem.machine.devices[device].name
+    with_inputs_s = last_input_s(problem, found, order)
+    if with_inputs_s > step_s:
+        step_s, binds = with_inputs_s, "data inputs of all GPUs"
     return BoundPart(
         "compute",
-        paths[device],
-        paths[device] / problem.workload.micro_batches,
-        problem.machine.devices[device].name,
-        "compute in order on all devices with unlimited memory, every collective alone on its links",
+        step_s,
+        step_s / problem.workload.micro_batches,
+        binds,
+        "compute in order on all devices with unlimited memory, every collective alone on its links, inputs one by one",
     )
 
 

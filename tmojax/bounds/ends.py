@@ -10,14 +10,20 @@ from tmojax.bounds.resting import shared_transfer
 from tmojax.problem import Problem
 
 
-def add_path(rows: StepRows, member: ClassColumns) -> None:
-    """The step lasts until the first op can start, then for the micro-batches up to a moment of the last one, and from
-    there on for the longest path: compute, collectives, and the data that pass between them, of all devices."""
+def add_path(rows: StepRows, member: ClassColumns, input_s: float) -> None:
+    """The step lasts for the micro-batches up to a moment of the last one, and from there on for the longest path:
+    compute, collectives, and the data that pass between them, of all devices. The same from the first moment of the
+    first micro-batch on, which comes no earlier than its own longest path and inputs let it.
+
+    input_s: before the devices can start their first slot, on average.
+    """
     *others, (_, end) = member.blocks
     earlier = [(block.end_time, -float(n)) for n, block in others]
     moments = member.moments
     rest_s = [*(member.path.after[-1, moments.slots] - moments.from_slot_s), member.path.after_last_s]
-    first_s = member.path.before[0, 0]
+    begin = int(member.blocks[0][1].time[0])
+    before_s = max(float(member.path.before[0, moments.slots[0]]) + moments.from_slot_s[0],
+                   input_s + moments.from_start_s[0])  # fmt: skip
     offset_s = [*moments.from_start_s, member.gaps.slot_s.sum()]
     for j, time in enumerate(end.time):
         # Where only compute lies up to the next moment, the row of that one says more.
@@ -26,7 +32,11 @@ def add_path(rows: StepRows, member: ClassColumns) -> None:
         label = f"compute and collectives of {member.name}"
         if j + 1 < len(rest_s):
             label += f" after {offset_s[j]:.4f} s of compute of the last micro-batch"
-        rows.add(label, 1.0, float(first_s + rest_s[j]) / rows.unit.time_s, [*earlier, (int(time), -1.0)])
+        terms = [*earlier, (int(time), -1.0)]
+        rows.add(label, 1.0, float(rest_s[j]) / rows.unit.time_s, terms)
+        if before_s > moments.from_start_s[0] and int(time) != begin:
+            label += ", first op late"
+            rows.add(label, 1.0, float(before_s + rest_s[j]) / rows.unit.time_s, [*terms, (begin, 1.0)])
 
 
 def add_ends(problem: Problem, rows: StepRows, link: int, member: ClassColumns) -> None:

@@ -17,6 +17,7 @@ from tmojax.bounds.device_classes import DeviceClass, device_classes, shared_lin
 from tmojax.bounds.ends import add_ends, add_path
 from tmojax.bounds.gaps import Gaps, Host, find_gaps
 from tmojax.bounds.highs import INFINITY, Answer, LinearModel
+from tmojax.bounds.inputs import mean_first_input_s
 from tmojax.bounds.whole import written_inside
 from tmojax.bounds.windows import add_long_windows, add_short_windows
 from tmojax.problem import Problem
@@ -202,7 +203,7 @@ class StepLp:
         others."""
         self._has_new_kinds_of_rows = True
         for member in self._classes:
-            add_path(self._rows, member)
+            add_path(self._rows, member, mean_first_input_s(self._problem, member.spec.devices))
             for link in sorted(shared_links(self._problem)):
                 add_ends(self._problem, self._rows, link, member)
 
