@@ -67,7 +67,7 @@ def improve_decisions(bench: Workbench, start: Candidate, iterations: int, free:
         decisions = _propose(bench, best, kind, free, rng, log, capacities)
         if decisions is None:
             continue
-        key = tuple((item.choice.tobytes(), item.state_out.tobytes()) for item in decisions)
+        key = tuple(item.key for item in decisions)
         if key in tried:
             continue
         tried.add(key)
@@ -97,7 +97,7 @@ def _propose(bench: Workbench, now: Candidate, kind: Neighbourhood, most: int, r
     group = alike if together else [lead]
     free = _free(bench, now, lead, kind, most, rng)
     around = _surroundings(bench, now, lead, group, float(rng.uniform(*TRUST)))
-    key = (bench.device_class[lead], now.decisions[lead].choice.tobytes(), now.decisions[lead].state_out.tobytes())
+    key = (bench.device_class[lead], now.decisions[lead].key)
     if key not in capacities:
         capacities[key] = capacity_that_fits(bench.view(lead), now.decisions[lead], around, SUB_SETTINGS)
     around = replace(around, capacity_bytes=capacities[key])
