@@ -15,10 +15,8 @@ from tmojax.bounds.step_lp import StepLp
 from tmojax.problem import Action, Problem
 
 WINDOW_ROUNDS = 10  # after which the windows that are still violated hardly raise the bound
-IDLE_ROUNDS, LEAST_GAIN = (
-    3,
-    1e-6,
-)  # rounds that gain less than this share of the bound, one after the other, are the last
+# So many rounds, one after the other, that gain less than this share of the bound are the last ones.
+IDLE_ROUNDS, LEAST_GAIN = 3, 1e-6
 # Whole tensors are looked at up to this many gaps in all micro-batches of all devices, in a search of so many nodes.
 WHOLE_GAPS, WHOLE_NODES = 100, 300
 SEARCH_SHARE = 1e-6  # taken off what the search proves, for its tolerances
