@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tmojax.errors import InputError
+from tmojax.planners.peers_and_codecs import find_lenders, possible_lenders
 from tmojax.planners.robust import most_robust
 from tmojax.planners.sweep import POLICIES, TURNS, even_starts
 from tmojax.planners.workbench import Candidate, Workbench
@@ -135,18 +136,25 @@ class _Moves:
         problem = bench.problem
         self.offload = Action.OFFLOAD in problem.actions
         self.recompute = Action.RECOMPUTE in problem.actions
+        self.compress = Action.COMPRESS in problem.actions and len(problem.machine.codecs) > 0
+        self.lenders = find_lenders(bench)
         self.roles = {d: _roles(bench, d) for d in set(bench.device_class)}
         kinds = ["lookahead"]
         if shared_links(problem.machine):
             kinds += ["policy"]
         if bench.device_count > 1:
             kinds += ["start", "starts"]
-        if (self.offload or self.recompute) and all(self.roles.values()):
+        peers = any(lender >= 0 for lender in self.lenders)
+        if (self.offload or self.recompute or self.compress or peers) and all(self.roles.values()):
             kinds += ["one", "block", "role", "trade"]
             if problem.workload.micro_batches > 1 and any(len(bench.view(d).collective_op) for d in self.roles):
                 kinds += ["last"]
         if self.offload and any(len(bench.view(d).state_tensor) for d in range(bench.device_count)):
             kinds += ["state"]
+        if peers and bench.device_count > 2:
+            kinds += ["lender"]
+        if self.compress and len(problem.machine.codecs) > 1:
+            kinds += ["codec"]
         self.weight = {kind: 1.0 for kind in kinds}
         # Nobody can start after the first device has ended: with one micro-batch that is soon.
         view = bench.view(0)
@@ -198,8 +206,13 @@ class _Moves:
         first = self.bench.device_class[device]
         view = self.bench.view(device)
         changed = now[device]
+        changed = replace(changed, lender=self._lender(now, device)) if not changed.borrows else changed
         if kind == "state":
             changed = self._flip_state(view, changed)
+        elif kind == "lender":
+            changed = self._other_lender(now, device)
+        elif kind == "codec":
+            changed = replace(changed, codec=int(self.rng.integers(len(self.bench.problem.machine.codecs))))
         elif kind == "trade":
             changed = self._flip(view, self._flip(view, changed, self._pick(first, "one")), self._pick(first, "one"))
         elif kind == "last":
@@ -210,7 +223,29 @@ class _Moves:
             same = [d for d in range(len(now)) if self.bench.device_class[d] == first and now[d].same_as(now[device])]
         else:
             same = [device]
-        return tuple(changed if d in same else decision for d, decision in enumerate(now))
+        return tuple(
+            self._for(now, d, changed) if d in same and d != device else changed if d == device else decision
+            for d, decision in enumerate(now)
+        )
+
+    def _lender(self, now: tuple[DeviceDecision, ...], device: int) -> int:
+        """Who may lend to a device, or -1: nobody both lends and borrows."""
+        lender = now[device].lender if now[device].borrows else self.lenders[device]
+        lends = any(other.borrows and other.lender == device for other in now)
+        return -1 if lender < 0 or lends or now[lender].borrows else lender
+
+    def _other_lender(self, now: tuple[DeviceDecision, ...], device: int) -> DeviceDecision:
+        options = [other for other in possible_lenders(self.bench.problem.machine, device) if not now[other].borrows]
+        if not now[device].borrows or not options:
+            return now[device]
+        return replace(now[device], lender=int(options[self.rng.integers(len(options))]))
+
+    def _for(self, now: tuple[DeviceDecision, ...], device: int, changed: DeviceDecision) -> DeviceDecision:
+        """What another device of the same kind changed, for this one, whose lender may be another."""
+        if not changed.borrows:
+            return changed
+        lender = self._lender(now, device)
+        return now[device] if lender < 0 else replace(changed, lender=lender)
 
     def _pick(self, first: int, kind: str) -> np.ndarray:
         """Indices of candidates to change together: one, one role in neighbouring layers, or one role everywhere."""
@@ -237,13 +272,18 @@ class _Moves:
             options.append(Choice.OFFLOAD)
         if view.may_recompute[lead] and (self.recompute or not view.needed[lead]):
             options.append(Choice.RECOMPUTE)
+        if view.may_offload[lead] and decision.lender >= 0:
+            options.append(Choice.PEER)
+        if view.may_offload[lead] and self.compress:
+            options += [Choice.COMPRESS, Choice.OFFLOAD_COMPRESSED] if self.offload else [Choice.COMPRESS]
         options = [option for option in options if option != now[lead]]
         if not options:
             return decision
         option = options[int(self.rng.integers(len(options)))]
         choice = now.copy()
-        allowed = {Choice.KEEP: np.ones(len(choice), bool), Choice.OFFLOAD: view.may_offload,
-                   Choice.RECOMPUTE: view.may_recompute}[option]  # fmt: skip
+        allowed = {Choice.KEEP: np.ones(len(choice), bool), Choice.RECOMPUTE: view.may_recompute}.get(
+            option, view.may_offload
+        )
         choice[members[allowed[members]]] = option
         if last:
             return replace(decision, last_choice=choice)
