@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 import tmojax.jax_setup  # noqa: F401
-from tmojax.check import check
+from tmojax.check.acceptance import require_valid, schedule_of
 from tmojax.errors import InputError
 from tmojax.execute.compiled_step import CompiledStep
 from tmojax.execute.functions import StepFunctions
@@ -21,11 +21,10 @@ from tmojax.execute.ledger import MemoryCount
 from tmojax.execute.lists import Copy, PreparedList, prepare_list
 from tmojax.execute.step_run import Prepared, StepRun
 from tmojax.problem import Lifetime, Problem, Schedule
-from tmojax.problem.io import PlanFile, problem_hash
+from tmojax.problem.io import PlanFile
 from tmojax.problem.machine import MemoryKind
 
 Array = Any
-_SHOWN_VIOLATIONS = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,14 +61,11 @@ class PlannedStep:
         Raises InputError for a plan of another problem or step, a plan that the checker rejects, one that does not
         count the workspace that the compiled ops need, and what the runtime cannot move.
         """
-        schedule = _schedule_of(problem, plan)
+        schedule = schedule_of(problem, plan)
         compiled.require_same(problem.workload)
         self._problem, self._schedule = problem, schedule
         self._devices, self._functions = compiled.devices, compiled.functions
-        report = check(problem, schedule)
-        if not report.valid:
-            first = "; ".join(str(violation) for violation in report.violations[:_SHOWN_VIOLATIONS])
-            raise InputError(f"plan: the checker rejects it ({len(report.violations)} violation(s)): {first}")
+        require_valid(problem, schedule)
         self._lists = tuple(prepare_list(problem, schedule, d) for d in range(len(self._devices)))
         self._places = self._place_memories()
         self._pools = tuple(HostPool(self._devices[one.device], host_peak_bytes(problem, one)) for one in self._lists)
@@ -223,18 +219,6 @@ def host_peak_bytes(problem: Problem, one: PreparedList) -> int:
         if memory.kind is not MemoryKind.DEVICE:
             total += max(planned.values(), default=0)
     return total
-
-
-def _schedule_of(problem: Problem, plan: PlanFile | Schedule) -> Schedule:
-    if isinstance(plan, Schedule):
-        return plan
-    expected = problem_hash(problem)
-    if plan.problem_hash != expected:
-        raise InputError(
-            f"plan: it is of problem {plan.problem_hash[:12]}..., and this is problem {expected[:12]}...; plan this "
-            f"problem, or load the problem file that lies beside the plan"
-        )
-    return plan.schedule
 
 
 def _leaves(tree: Any, expected: Any, where: str) -> list[Any]:
