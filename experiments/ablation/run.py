@@ -11,7 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -62,21 +62,12 @@ QUICK_S = 1.0  # CPU seconds of a rival in a quick run
 Record = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Effort:
-    """CPU seconds that the full planner took, and how often its descent and rounding fit into them without local
-    search."""
-
-    budget_s: float
-    without_search: float
-
-
 # The gradient planner comes first: how long it takes with the first seed is what all others get.
-RIVALS: dict[str, Callable[[Gradient, Effort], Variant]] = {
-    "no-gradient": lambda planner, effort: NoGradient("no-gradient", effort.budget_s, planner),
-    "no-search": lambda planner, effort: NoSearch("no-search", effort.budget_s, planner, effort.without_search),
-    "evolution": lambda planner, effort: Evolution("evolution", effort.budget_s),
-    "annealing": lambda planner, effort: Annealing("annealing", effort.budget_s),
+RIVALS: dict[str, Callable[[Gradient, float], Variant]] = {
+    "no-gradient": lambda planner, budget_s: NoGradient("no-gradient", budget_s, planner),
+    "no-search": lambda planner, budget_s: NoSearch("no-search", budget_s, planner),
+    "evolution": lambda planner, budget_s: Evolution("evolution", budget_s),
+    "annealing": lambda planner, budget_s: Annealing("annealing", budget_s),
 }
 
 
@@ -149,27 +140,24 @@ class _Ablation:
 
     def run(self, seed: int, wanted: list[str]) -> None:
         """Make the files of a seed that are missing; the gradient planner with the first seed says how long."""
-        self._record("gradient", self.planner, SEEDS[0], {})
-        effort = self._effort()
+        self._record("gradient", self.planner, SEEDS[0])
+        budget_s = self._budget_s()
         for variant in ("gradient", *RIVALS):
             if wanted and variant not in wanted:
                 continue
             if variant == "gradient":
-                self._record(variant, self.planner, seed, {})
+                self._record(variant, self.planner, seed)
             else:
-                self._record(variant, RIVALS[variant](self.planner, effort), seed, asdict(effort))
+                self._record(variant, RIVALS[variant](self.planner, budget_s), seed)
 
-    def _effort(self) -> Effort:
-        found = json.loads(self._file("gradient", SEEDS[0]).read_text())
-        details = found["details"]
-        descent_s = details["relaxation_s"] - found["compile_s"] + details["rounding_s"]
-        budget_s = min(found["plan_cpu_s"], QUICK_S) if self.quick else found["plan_cpu_s"]
-        return Effort(round(budget_s, 2), 1.0 if self.quick else round(1 + details["local_search_s"] / descent_s, 2))
+    def _budget_s(self) -> float:
+        spent_s = json.loads(self._file("gradient", SEEDS[0]).read_text())["plan_cpu_s"]
+        return round(min(spent_s, QUICK_S) if self.quick else spent_s, 2)
 
-    def _record(self, variant: str, planner: Planner, seed: int, effort: Record) -> None:
+    def _record(self, variant: str, planner: Planner, seed: int) -> None:
         """Plan, judge and write, unless that has been done."""
         path = self._file(variant, seed)
-        settings = asdict(planner) | effort  # type: ignore[call-overload]
+        settings = asdict(planner)  # type: ignore[call-overload]
         definition = json.loads(
             readable_text(json_values({"instance": self.quality.digest, "settings": settings, "seed": seed}))
         )

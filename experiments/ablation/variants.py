@@ -21,6 +21,7 @@ from tmojax.relax.decode import DoesNotFit
 UNLIMITED = 10**15  # instructions: the clock decides, not the size of the problem
 PILOT = 30  # simulations after which the time of one is known
 LEAST = 10  # simulations: for fewer no search begins
+LEAST_STEPS = 200  # of a descent
 
 
 class Watched(Workbench):
@@ -111,11 +112,10 @@ def search_until(
 
 @dataclass(frozen=True)
 class NoSearch(Variant):
-    """Descent, rounding and sweep without local search, whose time goes to `effort` times as many steps and
-    roundings."""
+    """Descent, rounding and sweep without local search; as often as there is time for, from the best plans so far, the
+    last time with as many steps as fit. Every descent is compiled anew."""
 
     planner: Gradient
-    effort: float
 
     def search(self, bench: Watched, starts: list[Start], seed: int) -> None:
         from tmojax.cost import relax_problem
@@ -124,12 +124,21 @@ class NoSearch(Variant):
 
         views = [bench.view(device) for device in range(bench.device_count)]
         model = relax_problem(bench.problem, views)
-        first = starts[: min(3, self.planner.restarts)]
-        warm = [(start.candidate.decisions, start.candidate.coordination.start_share) for start in first]
-        steps, most = int(self.effort * self.planner.steps), int(self.effort * self.planner.roundings)
-        solution = optimise(model, restarts=self.planner.restarts, steps=steps, seed=seed, warm_starts=warm)
-        rounded = round_solution(model, solution, views, most=most)
-        self.planner._decode(bench, rounded, starts[0].candidate if starts else None)
+        known = [start.candidate for start in starts[:3]]
+        steps = self.planner.steps
+        while steps >= LEAST_STEPS:
+            warm = [(plan.decisions, plan.coordination.start_share) for plan in known[: self.planner.restarts]]
+            begin_s = bench.spent_s()
+            solution = optimise(model, restarts=self.planner.restarts, steps=steps, seed=seed, warm_starts=warm)
+            descended_s = bench.spent_s()
+            rounded = round_solution(model, solution, views, most=self.planner.roundings)
+            self.planner._decode(bench, rounded, known[0] if known else None)
+            # Clock times tell how the CPU time of the descent divides into compilation and steps.
+            share = solution.run_s / (solution.run_s + solution.compile_s)
+            step_s = share * (descended_s - begin_s) / steps
+            fixed_s = (1 - share) * (descended_s - begin_s) + bench.spent_s() - descended_s
+            steps = min(self.planner.steps, int((self.budget_s - bench.spent_s() - fixed_s) / step_s))
+            known, seed = ([bench.best, *known[:2]] if bench.best is not None else known), seed + 1000
 
 
 @dataclass(frozen=True)
