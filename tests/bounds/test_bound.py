@@ -148,6 +148,25 @@ def test_collective_and_update_count_at_the_end():
     assert bound(problem).bound_s == pytest.approx(2 * 3.0 + 6.0 + 0.5)
 
 
+def test_copies_and_collectives_take_turns_on_the_lane_of_a_gpu_by_hand():
+    tensors = (
+        Tensor("s", 100, TensorKind.OPTIMIZER_STATE, Lifetime.STATE),
+        Tensor("sum", 150, TensorKind.GRADIENT, Lifetime.STATE),
+        Tensor("a", 10, TensorKind.ACTIVATION),
+    )
+    ops = (
+        Op("first", Phase.FORWARD, 3.0, writes=(2,), recomputable=False),
+        Op("middle", Phase.BACKWARD, 1.0, (2,), updates=(1,), workspace_bytes=100, recomputable=False),
+        Op("reduce", Phase.COLLECTIVE, 0.0, updates=(1,), recomputable=False, step_op=True, collective="reduce"),
+        Op("update", Phase.OPTIMIZER, 1.0, (1,), updates=(0,), recomputable=False, step_op=True),
+    )
+    collective = Collective("reduce", CollectiveKind.ALL_REDUCE, 150, (0, 1))
+    workload = Workload("sync", (Program("p", tensors, ops),), (0, 0), 1, "synthetic", (collective,))
+    machine = shared_path(2, 260, 10_000.0, lane_bytes_per_s=50.0, peers=True)
+    # s is not there in middle. From its end at 4 s on, s comes back, 2 s, and the sums cross the same lane, 3 s.
+    assert bound(Problem("sync", workload, machine, MOVE)).bound_s == pytest.approx(4.0 + 2.0 + 3.0)
+
+
 def test_proved_infeasible_names_the_op():
     problem = transformer(1)
     report = bound(problem.with_device_capacity(1000))

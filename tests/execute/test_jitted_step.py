@@ -201,7 +201,7 @@ def test_plans_of_other_steps_and_wrong_plans_are_errors():
     reach = reach_of(net.loss, net.params, net.batch, step)
     with pytest.raises(InputError, match=r"the plan is of another step"):
         named_plan(networks.imported("gpt2"), reach, problem, schedule)
-    with pytest.raises(InputError, match=r"and 1 micro-batches, and the step was imported for .* and 2; plan"):
+    with pytest.raises(InputError, match=r"1 micro-batch\(es\), and the step was imported for .* and 2; plan"):
         named_plan(networks.imported("mlp", 2), reach, problem, schedule)
     with pytest.raises(InputError, match=r"plan: it is of problem 000000000000\.\.\."):
         named_plan(step, reach, problem, PlanFile(schedule, "0" * 64, "by-name", "feasible"))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
+from tmojax.bounds.device_classes import own_links
 from tmojax.bounds.gaps import Gaps
 from tmojax.problem import Problem
 
@@ -18,6 +21,37 @@ def collective_bytes(problem: Problem, link: int) -> float:
         load = machine.collective_loads(collective.kind, collective.devices).get(link, 0.0)
         total += runs * collective.size_bytes * load
     return total
+
+
+@dataclass(frozen=True)
+class OwnLink:
+    """What the links say that every device of a class has for itself and its collectives. leaves, enters: what of its
+    copies crosses; bandwidth_bytes_per_s: the most, and collective_bytes: the mean, of the devices; links: one of each
+    device."""
+
+    leaves: bool
+    enters: bool
+    bandwidth_bytes_per_s: float
+    collective_bytes: float
+    links: tuple[int, ...]
+
+
+def links_with_collectives(problem: Problem, devices: tuple[int, ...]) -> list[OwnLink]:
+    """Of every direction, the links of `devices` that their collectives keep busy longest, where each has one."""
+    found, links = [], problem.machine.links
+    each = [own_links(problem, device) for device in devices]
+    busy_bytes = {link: collective_bytes(problem, link) for own in each for way in own.values() for link in way}
+    for way in each[0]:
+        chosen = [
+            max(own[way], key=lambda link: (busy_bytes[link] / links[link].bandwidth_bytes_per_s, -link), default=-1)
+            for own in each
+        ]
+        if -1 in chosen or not all(busy_bytes[link] for link in chosen):
+            continue
+        fastest = max(links[link].bandwidth_bytes_per_s for link in chosen)
+        mean_bytes = sum(busy_bytes[link] for link in chosen) / len(chosen)
+        found.append(OwnLink(*way, fastest, mean_bytes, tuple(chosen)))
+    return found
 
 
 def collective_bytes_after(

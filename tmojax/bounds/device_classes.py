@@ -61,6 +61,15 @@ def shared_links(problem: Problem) -> frozenset[int]:
     return frozenset(link for link, devices in users.items() if len(devices) > 1)
 
 
+def own_links(problem: Problem, device: int) -> dict[tuple[bool, bool], set[int]]:
+    """Links that no other device copies over: (whether all that goes out of the memory of the device, and whether all
+    that comes in, crosses them) -> links."""
+    routes = copy_routes(problem, device)
+    shared = shared_links(problem)
+    out, into = (set.intersection(*(set(r.links) for r in way)) - shared if way else set() for way in routes)
+    return {(True, False): out - into, (False, True): into - out, (True, True): out & into}
+
+
 def device_classes(problem: Problem, *, apart: bool = False) -> list[DeviceClass]:
     """GPUs in groups that one set of columns can stand for, in order of their first member; `apart`: each in one of
     its own."""

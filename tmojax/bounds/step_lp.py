@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from tmojax.bounds.block import Units, add_block, choose_moments
-from tmojax.bounds.collective_bytes import collective_bytes
+from tmojax.bounds.collective_bytes import collective_bytes, links_with_collectives
 from tmojax.bounds.columns import ClassColumns, StepRows
 from tmojax.bounds.critical_path import CriticalPath, critical_paths, shortest
 from tmojax.bounds.device_classes import DeviceClass, device_classes, shared_links
@@ -198,14 +198,24 @@ class StepLp:
                 [(c, -v) for c, v in terms],
             )
 
+        for member in self._classes:
+            for own in links_with_collectives(self._problem, member.spec.devices):
+                columns = [c for wanted, way in ((own.leaves, member.moved_out), (own.enters, member.moved_in))
+                           for c in (way if wanted else ())]  # fmt: skip
+                self._rows.add(
+                    f"all bytes over link {self._problem.machine.links[own.links[0]].name}",
+                    self.unit.rate(own.bandwidth_bytes_per_s),
+                    own.collective_bytes / self.unit.size_bytes,
+                    [(c, -1.0) for c in columns],
+                )
+
     def add_barrier(self) -> None:
         """Add the rows of a step that a barrier ends which the end of every device makes; see `add_windows` for the
         others."""
         self._has_new_kinds_of_rows = True
         for member in self._classes:
             add_path(self._rows, member, mean_first_input_s(self._problem, member.spec.devices))
-            for link in sorted(shared_links(self._problem)):
-                add_ends(self._problem, self._rows, link, member)
+            add_ends(self._problem, self._rows, member)
 
     def add_windows(self, answer: Answer, time_limit_s: float, threads: int) -> int:
         """Add the windows of time that the values of `answer` violate most; their number.

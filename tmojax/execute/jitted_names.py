@@ -17,17 +17,15 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 import tmojax.jax_setup  # noqa: F401
-from tmojax.check import check
+from tmojax.check.acceptance import checked_schedule
 from tmojax.errors import InputError
 from tmojax.execute.jitted_scans import input_names, names_of, scans_of
 from tmojax.importers.jax_importer import ImportedStep
 from tmojax.planners.by_name import ByName
 from tmojax.problem import Lifetime, Problem, Program, Schedule
-from tmojax.problem.io import PlanFile, problem_hash
+from tmojax.problem.io import PlanFile
 from tmojax.problem.schedule import PLAIN, Kind
 from tmojax.problem.workload import Phase, TensorKind
-
-_SHOWN_VIOLATIONS = 3
 
 
 class NameAction(StrEnum):
@@ -185,7 +183,7 @@ def named_plan(imported: ImportedStep, reach: Reach, problem: Problem, plan: Pla
     cannot express: devices or micro-batches that differ, state that moves, tensors without a name that are kept or
     offloaded, one name with several decisions, copies that are sliced, encoded or sent to a peer.
     """
-    schedule = checked_schedule(imported, problem, plan)
+    schedule = checked_schedule(imported.workload, problem, plan)
     workload = problem.workload
     first: dict[str, NameAction] | None = None
     for device in range(workload.device_count):
@@ -202,40 +200,6 @@ def named_plan(imported: ImportedStep, reach: Reach, problem: Problem, plan: Pla
                 )
     assert first is not None
     return _by_name(reach, workload.program(0), first, workload.micro_batches)
-
-
-def checked_schedule(imported: ImportedStep, problem: Problem, plan: PlanFile | Schedule) -> Schedule:
-    """The schedule of a plan that is valid for `problem`, which is of this step. Raises InputError otherwise."""
-    if not isinstance(plan, (PlanFile, Schedule)):
-        raise InputError(f"plan: {plan!r} is no schedule; a planner that finds none says why in `PlanResult.message`")
-    if isinstance(plan, PlanFile) and plan.problem_hash != problem_hash(problem):
-        raise InputError(f"plan: it is of problem {plan.problem_hash[:12]}..., not of this one; plan this problem")
-    ours, theirs = imported.workload, problem.workload
-    if (ours.device_program, ours.micro_batches) != (theirs.device_program, theirs.micro_batches):
-        raise InputError(
-            f"plan: it is for devices {theirs.device_program} and {theirs.micro_batches} micro-batches, and the step "
-            f"was imported for {ours.device_program} and {ours.micro_batches}; plan the workload of this step"
-        )
-    for program, planned in zip(ours.programs, theirs.programs, strict=True):
-        for what, describe in (("tensor", _tensors_of), ("op", _ops_of)):
-            here, there = describe(program), describe(planned)
-            if here != there:
-                other = next((b for a, b in zip(here, there, strict=False) if a != b), (here + there)[-1])
-                raise InputError(f"{what} {other[0]!r}: the plan is of another step; plan the workload of this step")
-    schedule = plan if isinstance(plan, Schedule) else plan.schedule
-    report = check(problem, schedule)
-    if not report.valid:
-        shown = "; ".join(str(violation) for violation in report.violations[:_SHOWN_VIOLATIONS])
-        raise InputError(f"plan: the checker rejects it ({len(report.violations)} violation(s)): {shown}")
-    return schedule
-
-
-def _tensors_of(program: Program) -> list[tuple[str, Any]]:
-    return [(tensor.name, tensor.size_bytes) for tensor in program.tensors]
-
-
-def _ops_of(program: Program) -> list[tuple[str, Any]]:
-    return [(op.name, (op.reads, op.writes, op.updates)) for op in program.ops]
 
 
 def _require_state_at_home(problem: Problem, schedule: Schedule, device: int) -> None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tmojax.check import check
+from tmojax.check.acceptance import checked_schedule
 from tmojax.errors import InputError
 from tmojax.importers.torch_importer import ImportedTorchStep
-from tmojax.problem import PLAIN, Kind, Lifetime, Phase, Problem, Program, Schedule
-from tmojax.problem.io import PlanFile, problem_hash
-
-_SHOWN_VIOLATIONS = 3
+from tmojax.problem import PLAIN, Kind, Lifetime, Phase, Problem, Schedule
+from tmojax.problem.io import PlanFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,35 +50,12 @@ class RankList:
         return max((i.planned_bytes for i in self.instructions), default=self.first_bytes)
 
 
-def checked_schedule(imported: ImportedTorchStep, problem: Problem, plan: PlanFile | Schedule) -> Schedule:
+def schedule_for_hooks(imported: ImportedTorchStep, problem: Problem, plan: PlanFile | Schedule) -> Schedule:
     """The schedule of a plan that is valid for `problem`, which is of this step. Raises InputError otherwise."""
-    if not isinstance(plan, PlanFile | Schedule):
-        raise InputError(f"plan: {plan!r} is no schedule; a planner that finds none says why in `PlanResult.message`")
-    if isinstance(plan, PlanFile) and plan.problem_hash != problem_hash(problem):
-        raise InputError(f"plan: it is of problem {plan.problem_hash[:12]}..., not of this one; plan this problem")
-    ours, theirs = imported.workload, problem.workload
-    if (ours.device_program, ours.micro_batches) != (theirs.device_program, theirs.micro_batches):
-        raise InputError(
-            f"plan: it is for {theirs.device_count} rank(s) and {theirs.micro_batches} micro-batch(es), and the step "
-            f"was imported for {ours.device_count} and {ours.micro_batches}; plan the workload of this step"
-        )
-    for here, there in zip(_described(ours.programs[0]), _described(theirs.programs[0]), strict=True):
-        if here != there:
-            other = next((b for a, b in zip(here, there, strict=False) if a != b), (here + there)[-1])
-            raise InputError(f"{other[0]!r}: the plan is of another step; plan the workload of this step")
-    schedule = plan if isinstance(plan, Schedule) else plan.schedule
-    report = check(problem, schedule)
-    if not report.valid:
-        shown = "; ".join(str(violation) for violation in report.violations[:_SHOWN_VIOLATIONS])
-        raise InputError(f"plan: the checker rejects it ({len(report.violations)} violation(s)): {shown}")
+    schedule = checked_schedule(imported.workload, problem, plan)
     if schedule.order != "default":
         raise InputError(f"plan: it follows the op order {schedule.order!r}; hooks run the default order only")
     return schedule
-
-
-def _described(program: Program) -> tuple[list, list]:
-    tensors = [(tensor.name, tensor.size_bytes, tensor.alias_group) for tensor in program.tensors]
-    return tensors, [(op.name, op.reads, op.writes, op.updates, op.workspace_bytes) for op in program.ops]
 
 
 def prepare_rank(imported: ImportedTorchStep, problem: Problem, schedule: Schedule, device: int) -> RankList:

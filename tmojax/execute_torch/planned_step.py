@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map
 
 from tmojax.errors import InputError
 from tmojax.execute_torch.host_pool import HostPool
-from tmojax.execute_torch.instructions import Instruction, RankList, checked_schedule, prepare_rank
+from tmojax.execute_torch.instructions import Instruction, RankList, prepare_rank, schedule_for_hooks
 from tmojax.execute_torch.ledger import Ledger
 from tmojax.execute_torch.ranks import Ranks
 from tmojax.execute_torch.tensors import Tensors, View, view_of
@@ -70,7 +70,7 @@ class PlannedTorchStep:
     ) -> None:
         """Raises InputError for a plan of another problem or step, one that the checker rejects, what hooks cannot
         move, and another number of ranks than the plan has devices."""
-        schedule = checked_schedule(imported, problem, plan)
+        schedule = schedule_for_hooks(imported, problem, plan)
         self._ranks = Ranks(problem, group)
         self._imported, self._workload = imported, problem.workload
         self._list: RankList = prepare_rank(imported, problem, schedule, self._ranks.rank)

@@ -24,7 +24,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from tmojax.errors import InputError, TmojaxError
 from tmojax.execute_torch.host_pool import HostPool
-from tmojax.execute_torch.instructions import checked_schedule
+from tmojax.execute_torch.instructions import schedule_for_hooks
 from tmojax.execute_torch.tensors import Tensors, View, view_of
 from tmojax.importers.torch_calls import step_device, storages_of
 from tmojax.importers.torch_importer import ImportedTorchStep
@@ -127,7 +127,7 @@ class SelectiveCheckpoints:
     ) -> None:  # fmt: skip
         """Raises InputError for a plan of another problem or step, one that the checker rejects, submodules that are
         not in the step or cannot run twice, and decisions that checkpoints cannot carry out."""
-        schedule = checked_schedule(imported, problem, plan)
+        schedule = schedule_for_hooks(imported, problem, plan)
         self._program = imported.workload.programs[0]
         self._regions = {path: _Region(imported, path) for path in paths}
         self._offloaded, repeated = _decided(problem, schedule, device)

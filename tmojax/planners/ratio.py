@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -66,72 +67,140 @@ def fair_rate(bench: Workbench, device: int) -> float:
     )
 
 
+class Point(NamedTuple):
+    """One decision of the family. across: recompute over the borders of layers too; rest: see `ratio_decision`;
+    load: see `RatioSweep`."""
+
+    across: bool
+    rest: tuple[Rest, Rest]
+    load: float
+
+
+class _Family:
+    """Decisions of all devices for a point."""
+
+    def __init__(self, bench: Workbench) -> None:
+        self.bench = bench
+        self.offload = Action.OFFLOAD in bench.problem.actions
+        self.recompute = Action.RECOMPUTE in bench.problem.actions
+        self.views = {id(bench.view(d)): bench.view(d) for d in range(bench.device_count)}
+        self.orders = {
+            (across, key): recompute_order(bench.problem, view, across) if self.recompute else np.zeros(0, np.int64)
+            for across in self.borders
+            for key, view in self.views.items()
+        }
+
+    @property
+    def borders(self) -> tuple[bool, ...]:
+        return (False, True) if self.recompute else (False,)
+
+    @property
+    def rests(self) -> tuple[tuple[Rest, Rest], ...]:
+        has_state = any(len(view.state_tensor) for view in self.views.values())
+        return RESTS if self.offload and has_state else RESTS[:1]
+
+    def decisions(self, point: Point) -> tuple[DeviceDecision, ...]:
+        found = {}
+        for key, view in self.views.items():
+            order = self.orders[point.across, key]
+            total = int(view.size_bytes[view.needed & np.isin(view.producer_slot, order)].sum())
+            movable = point.load * float(view.slot_s.sum()) * fair_rate(self.bench, view.device)
+            amount = total - int(min(movable, total))
+            found[key] = ratio_decision(view, order, amount, offload=self.offload, rest=point.rest)
+        return tuple(found[id(self.bench.view(d))] for d in range(self.bench.device_count))
+
+
 @dataclass(frozen=True)
 class RatioSweep(Planner):
     """The fastest of several thresholds, all GPUs alike, each with the best policy and stagger, with optimizer state at
     home and away. A threshold leaves so many bytes to be offloaded that they take `link_loads` times the compute
-    time of a micro-batch
-    on the device's share of its links; 0 recomputes everything that can be. The best `finalists` get the full sweep."""
+    time of a micro-batch on the device's share of its links; 0 recomputes everything that can be. The best `finalists`
+    get the full sweep, and thresholds between them and their neighbours are tried `refinements` times, closer every
+    time."""
 
     name: str = "ratio-sweep"
-    link_loads: tuple[float, ...] = (0.0, 0.25, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0, 4.0, 1000.0)
+    link_loads: tuple[float, ...] = (
+        0.0, 0.1, 0.25, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 3.0, 4.0, 1000.0
+    )  # fmt: skip
     finalists: int = 4
+    refinements: int = 3
 
     def __post_init__(self) -> None:
         if not self.link_loads or min(self.link_loads) < 0:
             raise InputError(f"link_loads: {list(self.link_loads)} must be at least one number, none negative")
         if self.finalists < 1:
             raise InputError(f"finalists: {self.finalists} must be at least 1")
+        if self.refinements < 0:
+            raise InputError(f"refinements: {self.refinements} must not be negative")
 
     def plan(self, problem: Problem, *, seed: int = 0, seeds: tuple[PlanResult, ...] = ()) -> PlanResult:
         watch = Stopwatch()
         bench = Workbench(problem)
-        offload, recompute = Action.OFFLOAD in problem.actions, Action.RECOMPUTE in problem.actions
-        views = {id(bench.view(d)): bench.view(d) for d in range(bench.device_count)}
-        rests = RESTS if offload and any(len(view.state_tensor) for view in views.values()) else RESTS[:1]
-        loads = self.link_loads if recompute else (1000.0,)
-        failure: DoesNotFit | None = None
-        tried: dict[tuple, tuple[float, int, tuple[DeviceDecision, ...]]] = {}
+        family = _Family(bench)
+        loads = tuple(sorted(self.link_loads)) if family.recompute else (1000.0,)
+        tried: dict[Point, Candidate | DoesNotFit] = {}
 
-        def attempt(across: bool, rest: tuple[Rest, Rest], load: float) -> None:
-            nonlocal failure
-            if (across, rest, load) in tried:
-                return
-            decisions = {}
-            for key, view in views.items():
-                order = orders[across, key]
-                total = int(view.size_bytes[view.needed & np.isin(view.producer_slot, order)].sum())
-                movable = load * float(view.slot_s.sum()) * fair_rate(bench, view.device)
-                amount = total - int(min(movable, total))
-                decisions[key] = ratio_decision(view, order, amount, offload=offload, rest=rest)
-            chosen = tuple(decisions[id(bench.view(d))] for d in range(bench.device_count))
-            found = sweep(bench, chosen, shares=(1.0,), policies=(LinkPolicyKind.FCFS,))
-            if isinstance(found, Candidate) and math.isinf(found.step_s):  # a collective comes before the last start
-                found = sweep(bench, chosen, shares=(0.0,), policies=(LinkPolicyKind.FCFS,))
-            if isinstance(found, DoesNotFit):
-                failure = found
-            else:
-                tried[across, rest, load] = (found.step_s, len(tried), chosen)
+        def attempt(point: Point) -> None:
+            if point not in tried:
+                tried[point] = _quick(bench, family.decisions(point))
 
-        families = (False, True) if recompute else (False,)
-        orders = {
-            (across, key): recompute_order(problem, view, across) if recompute else np.zeros(0, np.int64)
-            for across in families
-            for key, view in views.items()
-        }
         # First every way for the state at a few loads, then all loads for the ways that did best.
-        for across, rest, load in itertools.product(families, rests, loads[::3]):
-            attempt(across, rest, load)
-        promising = sorted(tried, key=lambda key: tried[key][:2])
-        for across, rest in list(dict.fromkeys(key[:2] for key in promising))[:3]:
+        for across, rest, load in itertools.product(family.borders, family.rests, loads[::3]):
+            attempt(Point(across, rest, load))
+        for across, rest in list(dict.fromkeys(point[:2] for point in _fastest_first(tried)))[:3]:
             for load in loads:
-                attempt(across, rest, load)
-        best: Candidate | None = None
-        for _, _, chosen in sorted(tried.values(), key=lambda item: item[:2])[: self.finalists]:
-            found = sweep(bench, chosen)
-            if not isinstance(found, DoesNotFit) and (best is None or found.step_s < best.step_s):
-                best = found
-        if best is None:
-            assert failure is not None
+                attempt(Point(across, rest, load))
+        finals: dict[Point, Candidate | DoesNotFit] = {
+            point: sweep(bench, family.decisions(point)) for point in _fastest_first(tried)[: self.finalists]
+        }
+        if not finals:
+            failure = next(found for found in reversed(tried.values()) if isinstance(found, DoesNotFit))
             return does_not_fit(self.name, problem, failure, watch)
+        best = min(
+            (
+                self._refined(bench, family, point, found, loads)
+                for point in _fastest_first(finals)[:2]
+                if isinstance(found := finals[point], Candidate)
+            ),
+            key=lambda candidate: candidate.step_s,
+        )
         return PlanResult(self.name, Status.FEASIBLE, best.schedule, best.step_s, watch.read_s(), candidate=best)
+
+    def _refined(self, bench: Workbench, family: _Family, start: Point, found: Candidate,
+                 loads: tuple[float, ...]) -> Candidate:  # fmt: skip
+        """The fastest of thresholds around `start`, tried with the coordination of `found`; then swept."""
+        at = loads.index(start.load)
+        below, above = loads[max(0, at - 1)], loads[min(len(loads) - 1, at + 1)]
+        above = min(above, 2 * max(start.load, loads[min(1, len(loads) - 1)]))  # not half way to 1000
+        point, best = start, found
+        for _ in range(self.refinements):
+            around = (np.linspace(below, point.load, 5)[1:-1], np.linspace(point.load, above, 5)[1:-1])
+            known = {point.load: best}
+            for load in np.concatenate(around).tolist():
+                other = bench.evaluate(family.decisions(point._replace(load=load)), found.coordination)
+                if isinstance(other, Candidate):
+                    known[load] = other
+            points = sorted({below, above, *known})
+            load = min(known, key=lambda load: known[load].step_s)
+            at = points.index(load)
+            below, above = points[max(0, at - 1)], points[min(len(points) - 1, at + 1)]
+            point, best = point._replace(load=load), known[load]
+        if best is found:
+            return found
+        swept = sweep(bench, best.decisions)
+        return swept if isinstance(swept, Candidate) and swept.step_s < best.step_s else best
+
+
+def _quick(bench: Workbench, decisions: tuple[DeviceDecision, ...]) -> Candidate | DoesNotFit:
+    """With one policy and one stagger, or without stagger where a collective comes before the last start."""
+    found = sweep(bench, decisions, shares=(1.0,), policies=(LinkPolicyKind.FCFS,))
+    if isinstance(found, Candidate) and math.isinf(found.step_s):
+        found = sweep(bench, decisions, shares=(0.0,), policies=(LinkPolicyKind.FCFS,))
+    return found
+
+
+def _fastest_first(tried: dict[Point, Candidate | DoesNotFit]) -> list[Point]:
+    return sorted(
+        (point for point, found in tried.items() if isinstance(found, Candidate)),
+        key=lambda point: tried[point].step_s,  # type: ignore[union-attr]
+    )
