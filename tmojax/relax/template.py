@@ -64,20 +64,21 @@ def build_template(problem: Problem, view: StepView, decision: DeviceDecision, *
     directly before the next one.
     """
     choice = (decision.in_last if last else decision.choice).astype(np.int8)
-    known, key = _templates.setdefault(view, {}), choice.tobytes()
+    form = decision.codec if decision.encodes else PLAIN
+    known, key = _templates.setdefault(view, {}), (form, choice.tobytes())
     if key not in known:
         if len(known) >= TEMPLATES_KEPT:
             del known[next(iter(known))]
-        known[key] = _without_conflicts(problem, view, choice)
+        known[key] = _without_conflicts(problem, view, choice, form)
     return known[key]
 
 
-_templates: WeakKeyDictionary[StepView, dict[bytes, Template]] = WeakKeyDictionary()
+_templates: WeakKeyDictionary[StepView, dict[tuple[int, bytes], Template]] = WeakKeyDictionary()
 
 
-def _without_conflicts(problem: Problem, view: StepView, choice: np.ndarray) -> Template:
+def _without_conflicts(problem: Problem, view: StepView, choice: np.ndarray, form: int) -> Template:
     while True:
-        template, conflicts = _expand(problem, view, choice, decision.codec if decision.encodes else PLAIN)
+        template, conflicts = _expand(problem, view, choice, form)
         if not conflicts:
             return template
         for index, instead in conflicts.items():
