@@ -17,7 +17,7 @@ import numpy as np
 from tmojax.errors import InputError
 from tmojax.planners.base import Planner, PlanResult, Status, Stopwatch
 from tmojax.planners.local_search import SearchSettings, budget_of, robust_choice, search_from_two
-from tmojax.planners.peers_and_codecs import find_lenders, further_starts
+from tmojax.planners.peers_and_codecs import find_lenders, further_starts, lend_less
 from tmojax.planners.repair import repair
 from tmojax.planners.seeding import candidate_of
 from tmojax.planners.simple import layer_count, offload_everything, recompute_segments
@@ -262,7 +262,7 @@ def made_to_fit(
         chosen[device] = fitted[key]
         if fitted[key].borrows and isinstance(built := bench.decode(device, fitted[key]), DeviceList):
             lent[built.lender] += built.borrowed_bytes
-    return tuple(chosen)
+    return lend_less(bench, tuple(chosen))
 
 
 def _towards(bench: Workbench, device: int, wished: DeviceDecision, known: DeviceDecision) -> DeviceDecision:

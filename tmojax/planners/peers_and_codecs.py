@@ -20,6 +20,7 @@ from tmojax.relax.coordinate import Coordination, together
 from tmojax.relax.decisions import Choice, DeviceDecision, keep_everything
 from tmojax.relax.decode import DoesNotFit
 
+LESS = (0.1, 0.25, 0.5, 1.0)  # of what is at peers
 SHARES = (1.0, 0.75, 0.5, 0.25, 0.1)  # of the bytes that may leave
 
 
@@ -107,6 +108,26 @@ def in_part(bench: Workbench, base: tuple[DeviceDecision, ...], lenders: tuple[i
         ways = {"lender": lenders[device]} if choice is Choice.PEER else {"codec": codec}
         changed.append(replace(decision, choice=mixed, last_choice=None, **ways))
     return tuple(changed)
+
+
+def lend_less(bench: Workbench, decisions: tuple[DeviceDecision, ...]) -> tuple[DeviceDecision, ...]:
+    """`decisions`; where a lender's list does not fit, with so much less at the peers, and more on the host, that all
+    fit, if that is possible."""
+    if Action.OFFLOAD not in bench.problem.actions or not any(decision.borrows for decision in decisions):
+        return decisions
+    for part in (0.0, *LESS):
+        changed = []
+        for device, decision in enumerate(decisions):
+            members = np.flatnonzero(decision.choice == Choice.PEER)
+            choice = decision.choice.copy()
+            choice[members[_spread(bench.view(device).size_bytes[members].astype(float), part)]] = Choice.OFFLOAD
+            last = (
+                None if decision.last_choice is None else np.where(choice != decision.choice, choice, decision.in_last)
+            )
+            changed.append(replace(decision, choice=choice, last_choice=last) if part else decision)
+        if not isinstance(bench.lists(tuple(changed)), DoesNotFit):
+            return tuple(changed)
+    return decisions
 
 
 def _spread(size: np.ndarray, part: float) -> np.ndarray:
