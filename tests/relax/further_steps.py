@@ -37,5 +37,5 @@ def random_decision(view, rng, lender: int, codec: int) -> DeviceDecision:
         return choice
 
     state = np.array([rng.choice([0, 1, 2] if resting else [0, 2]) for resting in view.state_resting], np.int8)
-    last = choices() if rng.random() < 0.3 else None
-    return DeviceDecision(choices(), state, last, lender, codec)
+    last, first = (choices() if rng.random() < 0.3 else None for _ in range(2))
+    return DeviceDecision(choices(), state, last, first, lender, codec)

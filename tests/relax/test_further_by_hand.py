@@ -53,7 +53,7 @@ def evaluated(problem: Problem, choice: Choice, lender: int = -1):
     """The plan in which device 0 does so with its tensor, and the others keep theirs."""
     bench = Workbench(problem)
     decisions = [keep_everything(bench.view(device)) for device in range(bench.device_count)]
-    decisions[0] = DeviceDecision(np.array([choice], np.int8), np.zeros(0, np.int8), None, lender)
+    decisions[0] = DeviceDecision(np.array([choice], np.int8), np.zeros(0, np.int8), lender=lender)
     found = bench.evaluate(tuple(decisions), together(problem))
     if not isinstance(found, DoesNotFit):
         assert check(problem, found.schedule).valid
@@ -102,7 +102,7 @@ def test_a_lender_must_be_another_device(lender, message):
 def test_who_borrows_does_not_lend():
     problem = problem_of((step(20, 20), step(20, 20)), (20, 20))
     both = tuple(
-        DeviceDecision(np.array([Choice.PEER], np.int8), np.zeros(0, np.int8), None, lender) for lender in (1, 0)
+        DeviceDecision(np.array([Choice.PEER], np.int8), np.zeros(0, np.int8), lender=lender) for lender in (1, 0)
     )
     with pytest.raises(InputError, match="its lender, device 1, borrows itself"):
         Workbench(problem).evaluate(both, together(problem))

@@ -75,7 +75,7 @@ def test_lenders_are_repaired_with_what_they_have_left():
             choice = np.where(view.needed, np.where(view.may_offload, wanted, Choice.KEEP), Choice.RECOMPUTE)
             lender = 1 if device % 2 == 0 else -1
             decisions.append(
-                DeviceDecision(choice.astype(np.int8), np.zeros(len(view.state_tensor), np.int8), None, lender)
+                DeviceDecision(choice.astype(np.int8), np.zeros(len(view.state_tensor), np.int8), lender=lender)
             )
         if not isinstance(bench.lists(tuple(decisions)), DoesNotFit):
             continue

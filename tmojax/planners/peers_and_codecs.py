@@ -106,7 +106,7 @@ def in_part(bench: Workbench, base: tuple[DeviceDecision, ...], lenders: tuple[i
             left = max(0.0, left - size.sum())
             mixed[members[_spread(size, part)]] = choice
         ways = {"lender": lenders[device]} if choice is Choice.PEER else {"codec": codec}
-        changed.append(replace(decision, choice=mixed, last_choice=None, **ways))
+        changed.append(replace(decision.alike(), choice=mixed, **ways))
     return tuple(changed)
 
 
@@ -119,15 +119,19 @@ def lend_less(bench: Workbench, decisions: tuple[DeviceDecision, ...]) -> tuple[
         changed = []
         for device, decision in enumerate(decisions):
             members = np.flatnonzero(decision.choice == Choice.PEER)
-            choice = decision.choice.copy()
-            choice[members[_spread(bench.view(device).size_bytes[members].astype(float), part)]] = Choice.OFFLOAD
-            last = (
-                None if decision.last_choice is None else np.where(choice != decision.choice, choice, decision.in_last)
-            )
-            changed.append(replace(decision, choice=choice, last_choice=last) if part else decision)
+            taken = members[_spread(bench.view(device).size_bytes[members].astype(float), part)]
+            choices = {name: getattr(decision, name) for name in ("choice", "last_choice", "first_choice")}
+            moved = {name: _with(choice, taken) for name, choice in choices.items() if choice is not None}
+            changed.append(replace(decision, **moved) if part else decision)
         if not isinstance(bench.lists(tuple(changed)), DoesNotFit):
             return tuple(changed)
     return decisions
+
+
+def _with(choice: np.ndarray, taken: np.ndarray) -> np.ndarray:
+    changed = choice.copy()
+    changed[taken] = Choice.OFFLOAD
+    return changed
 
 
 def _spread(size: np.ndarray, part: float) -> np.ndarray:

@@ -48,6 +48,6 @@ def repair(
                     break
                 state_out[index] = Rest.AWAY
                 covered += int(view.state_bytes[index])
-        decision = replace(decision, choice=choice, state_out=state_out, last_choice=None)
+        decision = replace(decision.alike(), choice=choice, state_out=state_out)
         found = bench.decode(device, decision, lent_bytes=lent_bytes)
     return found if isinstance(found, DoesNotFit) else decision

@@ -39,12 +39,14 @@ class Rest(IntEnum):
 class DeviceDecision:
     """choice [I]: `Choice` of every candidate of the `StepView`. state_out [S]: `Rest` of every state tensor (booleans
     read as ON_DEVICE and ON_HOST). last_choice [I]: the choices in the last micro-batch of the step, where they are
-    not the same as in the others: behind it comes the gradient synchronisation, and no further micro-batch. lender: the
-    device in whose memory PEER puts tensors. codec: index of the codec with which tensors are encoded."""
+    not the same as in the others: behind it comes the gradient synchronisation, and no further micro-batch.
+    first_choice [I]: those in the first one, if it is not the last: state that has to leave may not have left yet.
+    lender: the device in whose memory PEER puts tensors. codec: index of the codec with which tensors are encoded."""
 
     choice: np.ndarray
     state_out: np.ndarray
     last_choice: np.ndarray | None = None
+    first_choice: np.ndarray | None = None
     lender: int = -1
     codec: int = 0
 
@@ -56,11 +58,20 @@ class DeviceDecision:
     @cached_property
     def borrows(self) -> bool:
         """Whether anything goes to the lender."""
-        return bool((self.choice == Choice.PEER).any() or (self.in_last == Choice.PEER).any())
+        return any(bool((choice == Choice.PEER).any()) for choice in self._choices)
 
     @cached_property
     def encodes(self) -> bool:
-        return any(int(choice.max(initial=0)) >= Choice.COMPRESS for choice in (self.choice, self.in_last))
+        return any(int(choice.max(initial=0)) >= Choice.COMPRESS for choice in self._choices)
+
+    @property
+    def _choices(self) -> list[np.ndarray]:
+        return [choice for choice in (self.choice, self.last_choice, self.first_choice) if choice is not None]
+
+    @property
+    def in_first(self) -> np.ndarray:
+        """[I] choices in the first micro-batch, if it is not the last."""
+        return self.choice if self.first_choice is None else self.first_choice
 
     @property
     def simple_choice(self) -> np.ndarray:
@@ -68,24 +79,27 @@ class DeviceDecision:
         return np.where(self.choice > Choice.RECOMPUTE, Choice.OFFLOAD, self.choice).astype(self.choice.dtype)
 
     @property
-    def key(self) -> tuple[bytes, bytes, bytes, int, int]:
+    def key(self) -> tuple[bytes, bytes, bytes, bytes, int, int]:
         """The same for equal decisions."""
+        choices = (self.choice, self.state_out, self.in_last, self.in_first)
+        first, second, third, fourth = (values.tobytes() for values in choices)
         ways = self.lender if self.borrows else -1, self.codec if self.encodes else -1
-        return self.choice.tobytes(), self.state_out.tobytes(), self.in_last.tobytes(), *ways
+        return first, second, third, fourth, *ways
 
     def same_as(self, other: DeviceDecision) -> bool:
-        return self.key[3:] == other.key[3:] and all(
+        return self.key[4:] == other.key[4:] and all(
             np.array_equal(mine, others)
             for mine, others in (
                 (self.choice, other.choice),
                 (self.state_out, other.state_out),
                 (self.in_last, other.in_last),
+                (self.in_first, other.in_first),
             )
         )
 
     def alike(self) -> DeviceDecision:
         """The same choices in all micro-batches."""
-        return replace(self, last_choice=None)
+        return replace(self, last_choice=None, first_choice=None)
 
 
 def keep_everything(view: StepView) -> DeviceDecision:
