@@ -1,7 +1,7 @@
 """An instruction list prepared for execution: what each instruction waits for, allocates and frees.
 
-Follows docs/semantics.md for plain, whole copies. Times play no part: every wait is for something that another
-instruction of the schedule does.
+Follows docs/semantics.md for whole copies. Times play no part: every wait is for something that another instruction of
+the schedule does.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from tmojax.problem import (
     Schedule,
 )
 
-Copy = tuple[int, int, int, int]  # owner, tensor, instance, memory
+Copy = tuple[int, int, int, int, int]  # owner, tensor, instance, memory, form
 
 TRANSFERS = (Kind.OFFLOAD, Kind.PREFETCH)
 EXECUTIONS = (Kind.COMPUTE, Kind.COLLECTIVE)
+RECODINGS = (Kind.ENCODE, Kind.DECODE)
+_ON_COMPUTE = (Kind.COMPUTE, *RECODINGS)
 
 
 @dataclass(slots=True)
@@ -31,9 +33,10 @@ class Node:
     """One instruction that runs on a stream.
 
     `streams`: those of its list, the first is where a worker meets it. `reads`, `writes`, `updates`: copies; a
-    transfer reads one and writes one. `kept` [writes]: the write becomes a copy, else it is scratch. `creates`: writes
-    that were not resident. `after_start`: instructions whose arrays it uses, which must have been started;
-    `after_end`: instructions that must be complete. `allocates`: memories in which it allocates (semantics 5.1).
+    transfer, encode or decode reads one and writes one. `kept` [writes]: the write becomes a copy, else it is scratch.
+    `creates`: writes that were not resident. `after_start`: instructions whose arrays it uses, which must have been
+    started; `after_end`: instructions that must be complete. `allocates`: memories in which it allocates (semantics
+    5.1).
     """
 
     index: int
@@ -116,10 +119,10 @@ class _Preparing:
         self.waits: list[int] = []
 
     def run(self) -> PreparedList:
-        initial = [(self.device, p.tensor, 0, memory) for p in self.placements for memory in p.memories]
+        initial = [(self.device, p.tensor, 0, memory, PLAIN) for p in self.placements for memory in p.memories]
         for tensor in self.program.inputs:
             for instance in range(self.instances(tensor)):
-                initial.append((self.device, tensor, instance, self.host))
+                initial.append((self.device, tensor, instance, self.host, PLAIN))
         for copy in initial:
             self.resident.add(copy)
             self.used[copy[3]] += self.bytes_of(copy)
@@ -143,7 +146,7 @@ class _Preparing:
         elif kind in TRANSFERS:
             self.transfer(index, kind, row)
         elif kind is Kind.RELEASE:
-            copy = self.copy(index, row, row["memory"])
+            copy = self.copy(index, row, row["memory"], row["form"])
             self.resident.discard(copy)
             accesses = tuple(self.accesses.pop(copy, ()))
             self.last_write.pop(copy, None)
@@ -166,10 +169,7 @@ class _Preparing:
             change = Change(index, self.memory, loan_bytes=-size, after_end=tuple(self.waits[first:]))
             self.change(change, size)
         else:
-            raise InputError(
-                f"{self.where(index)}: {kind.name.lower()} needs a codec, and the runtime has none; plan without the "
-                f"action 'compress'"
-            )
+            self.recode(index, kind, row)
 
     # --- instructions on streams -------------------------------------------------------------------------------
 
@@ -180,7 +180,7 @@ class _Preparing:
         def own(tensors: tuple[int, ...]) -> tuple[Copy, ...]:
             instance = self.problem.workload.instance
             return tuple(
-                (self.device, t, instance(self.device, t, op_index, micro_batch), self.memory) for t in tensors
+                (self.device, t, instance(self.device, t, op_index, micro_batch), self.memory, PLAIN) for t in tensors
             )
 
         reads, writes, updates = own(op.reads), own(op.writes), own(op.updates)
@@ -201,7 +201,7 @@ class _Preparing:
         self.add(node, (*reads, *updates), changed)
 
     def transfer(self, index: int, kind: Kind, row: dict[str, int]) -> None:
-        source, target = self.copy(index, row, row["memory"]), self.copy(index, row, row["to_memory"])
+        source, target = (self.copy(index, row, row[memory], row["form"]) for memory in ("memory", "to_memory"))
         engines = self.machine.route(row["memory"], row["to_memory"]).engines
         if not engines:
             raise InputError(
@@ -215,6 +215,18 @@ class _Preparing:
         self.allocate(index, creates, 0)
         self.add(node, (source,), [target])
 
+    def recode(self, index: int, kind: Kind, row: dict[str, int]) -> None:
+        plain, encoded = (self.copy(index, row, row["memory"], form) for form in (PLAIN, row["form"]))
+        source, target = (plain, encoded) if kind is Kind.ENCODE else (encoded, plain)
+        creates = () if target in self.resident else (target,)
+        node = Node(
+            index, kind, (COMPUTE_STREAM,), reads=(source,), writes=(target,), kept=(True,), creates=creates,
+            allocates=(self.memory,),
+        )  # fmt: skip
+        size = self.problem.workload.program(plain[0]).tensors[plain[1]].size_bytes
+        self.allocate(index, creates, self.machine.codecs[row["form"]].workspace_bytes(size))
+        self.add(node, (source,), [target])
+
     def add(self, node: Node, reads: tuple[Copy, ...] = (), changes: list[Copy] | None = None) -> None:
         """Order a node behind its hazards and behind what other workers do on its streams (semantics 4)."""
         start: set[int] = set()
@@ -222,7 +234,7 @@ class _Preparing:
         for copy in reads:
             writer = self.last_write.get(copy, -1)
             if writer >= 0:
-                (start if node.kind is Kind.COMPUTE else end).add(writer)
+                (start if node.kind in _ON_COMPUTE else end).add(writer)
             self.accesses.setdefault(copy, []).append(node.index)
         for copy in changes or ():
             earlier = {i for i in self.accesses.get(copy, ()) if i != node.index}
@@ -251,7 +263,7 @@ class _Preparing:
         if scratch_bytes:
             self.scratch[index] = scratch_bytes
             self.used[self.memory] += scratch_bytes
-        if self.rows["kind"][index] in EXECUTIONS:
+        if self.rows["kind"][index] in (*EXECUTIONS, *RECODINGS):
             self.done.planned_bytes[self.memory][index] = self.used[self.memory]
 
     def change(self, change: Change, freed_bytes: int) -> None:
@@ -262,6 +274,8 @@ class _Preparing:
 
     def bytes_of(self, copy: Copy) -> int:
         size = self.problem.workload.program(copy[0]).tensors[copy[1]].size_bytes
+        if copy[4] != PLAIN:
+            size = self.machine.codecs[copy[4]].encoded_bytes(size)
         memory = self.machine.memories[copy[3]]
         if memory.kind == "host" and memory.pinned_power_of_two and size:
             return 1 << (size - 1).bit_length()
@@ -271,21 +285,21 @@ class _Preparing:
         per_micro_batch = self.program.tensors[tensor].lifetime is Lifetime.MICRO_BATCH
         return self.problem.workload.micro_batches if per_micro_batch else 1
 
-    def copy(self, index: int, row: dict[str, int], memory: int) -> Copy:
+    def copy(self, index: int, row: dict[str, int], memory: int, form: int) -> Copy:
         owner = self.device if row["owner"] == -1 else row["owner"]
         spec = self.problem.workload.program(owner).tensors[row["tensor"]]
-        if row["parts"] != 1 or row["form"] != PLAIN:
-            what = "a slice" if row["parts"] != 1 else "an encoded copy"
+        if row["parts"] != 1:
             raise InputError(
-                f"{self.where(index)}: moves {what} of {spec.name!r}, and the runtime moves whole, plain tensors only; "
-                f"plan without the actions 'shard' and 'compress'"
+                f"{self.where(index)}: moves slice {row['part']} of {row['parts']} of {spec.name!r}, and the runtime "
+                f"moves whole tensors only, because JAX would copy a slice once more in device memory, which no plan "
+                f"counts; plan without slices (action 'shard')"
             )
         if spec.alias_group:
             raise InputError(
                 f"{self.where(index)}: {spec.name!r} shares its storage (aliased, group {spec.alias_group!r}), so it "
                 f"cannot be moved or freed alone; import the step without that alias"
             )
-        return owner, row["tensor"], row["micro_batch"], memory
+        return owner, row["tensor"], row["micro_batch"], memory, form
 
     def where(self, index: int) -> str:
         return f"{self.machine.devices[self.device].name} #{index}"

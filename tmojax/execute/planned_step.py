@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,13 +15,15 @@ from jax.sharding import SingleDeviceSharding
 import tmojax.jax_setup  # noqa: F401
 from tmojax.check.acceptance import require_valid, schedule_of
 from tmojax.errors import InputError
+from tmojax.execute.codecs import Recoding, Recodings
 from tmojax.execute.compiled_step import CompiledStep
+from tmojax.execute.file_store import FileCopy, FileStore
 from tmojax.execute.functions import StepFunctions
 from tmojax.execute.host_pool import HostPool, host_sharding
 from tmojax.execute.ledger import MemoryCount
-from tmojax.execute.lists import Copy, PreparedList, prepare_list
+from tmojax.execute.lists import RECODINGS, Copy, PreparedList, prepare_list
 from tmojax.execute.step_run import Prepared, StepRun
-from tmojax.problem import Lifetime, Problem, Schedule
+from tmojax.problem import PLAIN, Lifetime, Problem, Schedule
 from tmojax.problem.io import PlanFile
 from tmojax.problem.machine import MemoryKind
 
@@ -55,8 +58,17 @@ class PlannedStep:
     Make it, `load` the state, call `step` as often as wanted. The state lives where the schedule's `initial` says.
     """
 
-    def __init__(self, compiled: CompiledStep, problem: Problem, plan: PlanFile | Schedule) -> None:
+    def __init__(
+        self,
+        compiled: CompiledStep,
+        problem: Problem,
+        plan: PlanFile | Schedule,
+        *,
+        nvme_folder: str | Path | None = None,
+    ) -> None:
         """Prepare a plan of `problem`, whose workload is `compiled.workload`.
+
+        `nvme_folder`: a folder on the drive, for plans that use the machine's NVMe memory.
 
         Raises InputError for a plan of another problem or step, a plan that the checker rejects, one that does not
         count the workspace that the compiled ops need, and what the runtime cannot move.
@@ -69,6 +81,9 @@ class PlannedStep:
         self._lists = tuple(prepare_list(problem, schedule, d) for d in range(len(self._devices)))
         self._places = self._place_memories()
         self._pools = tuple(HostPool(self._devices[one.device], host_peak_bytes(problem, one)) for one in self._lists)
+        self._stores = tuple(self._stores_of(one, nvme_folder) for one in self._lists)
+        self._codecs = Recodings(problem.machine.codecs, self._devices)
+        self._recodings = tuple(self._recodings_of(one) for one in self._lists)
         self._prepared = Prepared(
             problem=problem,
             schedule=schedule,
@@ -76,7 +91,9 @@ class PlannedStep:
             array_bytes=compiled.array_bytes,
             segments=compiled.segments,
             reductions=compiled.reductions,
-            pools=self._pools,
+            recodings=self._recodings,
+            encoded_bytes=self._encoded_bytes(),
+            stores=self._stores,
             place_of=self._places,
         )
         self._table: dict[Copy, Array] = {}
@@ -95,7 +112,7 @@ class PlannedStep:
             values = _state_values(functions, state)
             for placement in self._schedule.initial[device]:
                 for memory in placement.memories:
-                    self._table[device, placement.tensor, 0, memory] = self._store(
+                    self._table[device, placement.tensor, 0, memory, PLAIN] = self._store(
                         device, memory, values[placement.tensor]
                     )
 
@@ -107,7 +124,9 @@ class PlannedStep:
         leaves = []
         for position, storage in enumerate(traced.graph.arguments[: traced.state_tree.num_leaves]):
             tensor = functions.tensor_of.get(storage, -1)
-            leaves.append(np.array(self._table[device, tensor, 0, where[tensor]]) if tensor in where else position)
+            leaves.append(
+                _copied(self._table[device, tensor, 0, where[tensor], PLAIN]) if tensor in where else position
+            )
         return jax.tree.unflatten(traced.state_tree, leaves)
 
     @property
@@ -172,7 +191,7 @@ class PlannedStep:
                         continue  # the step does not read it
                     name = traced.arguments[position].name
                     value = _value(leaf, functions.shapes[tensor], f"batches[{device}][{micro_batch}]: {name}")
-                    self._table[device, tensor, micro_batch, host] = self._pools[device].load(value)
+                    self._table[device, tensor, micro_batch, host, PLAIN] = self._pools[device].load(value)
 
     def _is_state(self, key: Copy) -> bool:
         return self._problem.workload.program(key[0]).tensors[key[1]].lifetime is Lifetime.STATE
@@ -188,37 +207,73 @@ class PlannedStep:
                 )
             places[spec.memory] = SingleDeviceSharding(device)
             host_sharding(device)
-        for memory, place in zip(self._problem.machine.memories, places, strict=True):
-            if memory.kind is MemoryKind.NVME and place is None and self._uses(memory.name):
-                raise InputError(f"memory {memory.name!r}: the runtime has no NVMe tier; plan without it")
         return tuple(places)
 
-    def _uses(self, name: str) -> bool:
-        index = [memory.name for memory in self._problem.machine.memories].index(name)
-        return any(len(one.planned_bytes[index]) > 1 or one.planned_bytes[index].get(-1) for one in self._lists)
+    def _stores_of(self, one: PreparedList, folder: str | Path | None) -> tuple[HostPool | FileStore | None, ...]:
+        stores: list[HostPool | FileStore | None] = []
+        for index, memory in enumerate(self._problem.machine.memories):
+            if memory.kind is MemoryKind.HOST:
+                stores.append(self._pools[one.device])
+            elif memory.kind is MemoryKind.NVME and max(one.planned_bytes[index].values()) > 0:
+                if folder is None or not Path(folder).is_dir():
+                    raise InputError(
+                        f"nvme_folder: {str(folder)!r} is no folder, and the plan uses memory {memory.name!r}; give a "
+                        f"folder on that drive"
+                    )
+                stores.append(FileStore(folder))
+            else:
+                stores.append(None)
+        return tuple(stores)
 
     def _store(self, device: int, memory: int, value: Array) -> Array:
-        place = self._places[memory]
-        if place is None:
-            return self._pools[device].load(np.asarray(value))
+        store = self._stores[device][memory]
+        if store is not None:
+            return store.load(np.asarray(value))
         # A copy, because what is given may share its buffer with arrays of the caller, and steps donate it.
-        return jnp.copy(jax.device_put(value, place))
+        return jnp.copy(jax.device_put(value, self._places[memory]))
 
     def _drop(self, key: Copy) -> None:
         array = self._table.pop(key)
-        if self._places[key[3]] is None:
-            self._pools[key[0]].give_back(array)
+        store = self._stores[key[0]][key[3]]
+        if store is not None:
+            store.give_back(array)
         else:
             array.delete()
+
+    # --- codecs ------------------------------------------------------------------------------------------------
+
+    def _recodings_of(self, one: PreparedList) -> dict[int, Recoding]:
+        found = {}
+        for node in one.nodes.values():
+            if node.kind in RECODINGS:
+                (plain,) = (copy for copy in (*node.reads, *node.writes) if copy[4] == PLAIN)
+                (form,) = (copy[4] for copy in (*node.reads, *node.writes) if copy[4] != PLAIN)
+                functions = self._functions[plain[0]]
+                where = f"{self._problem.machine.devices[one.device].name} #{node.index}: "
+                where += f"{node.kind.name.lower()} of {functions.program.tensors[plain[1]].name!r}"
+                found[node.index] = self._codecs.of(form, one.device, functions.shapes[plain[1]], where)
+        return found
+
+    def _encoded_bytes(self) -> dict[tuple[int, int, int], int]:
+        return {
+            (copy[0], copy[1], copy[4]): own[node.index].encoded_bytes
+            for one, own in zip(self._lists, self._recodings, strict=True)
+            for node in one.nodes.values() if node.index in own
+            for copy in (*node.reads, *node.writes) if copy[4] != PLAIN
+        }  # fmt: skip
 
 
 def host_peak_bytes(problem: Problem, one: PreparedList) -> int:
     """Most bytes that a list plans to have in host memories."""
     total = 0
     for memory, planned in zip(problem.machine.memories, one.planned_bytes, strict=True):
-        if memory.kind is not MemoryKind.DEVICE:
+        if memory.kind is MemoryKind.HOST:
             total += max(planned.values(), default=0)
     return total
+
+
+def _copied(array: Array | FileCopy) -> np.ndarray:
+    return array.read() if isinstance(array, FileCopy) else np.array(array)
 
 
 def _leaves(tree: Any, expected: Any, where: str) -> list[Any]:

@@ -16,13 +16,15 @@ import jax
 import numpy as np
 
 from tmojax.execute.admission import Admission
+from tmojax.execute.codecs import Recoding
 from tmojax.execute.collectives import AllReduce, Meeting
+from tmojax.execute.file_store import FileCopy, FileStore
 from tmojax.execute.host_pool import HostPool
 from tmojax.execute.ledger import Ledger
-from tmojax.execute.lists import TRANSFERS, Change, Copy, Node, PreparedList
+from tmojax.execute.lists import RECODINGS, TRANSFERS, Change, Copy, Node, PreparedList
 from tmojax.execute.segments import Compiled
 from tmojax.execute.tokens import Abort, Token, run_workers
-from tmojax.problem import Kind, Phase, Problem, Schedule, TensorKind
+from tmojax.problem import PLAIN, Kind, Phase, Problem, Schedule, TensorKind
 
 Array = Any
 
@@ -32,7 +34,10 @@ class Prepared:
     """What every step of a schedule shares. `segments` [device]: {(op, micro-batch): compiled}.
 
     `array_bytes` [device][tensor]: bytes of the array that a tensor is. `reductions`: by name of the collective.
-    `place_of` [memory]: JAX sharding for device memories, None for host memories, which are in `pools` [device].
+    `recodings` [device]: {instruction: codec} of every encode and decode; `encoded_bytes`: by (device, tensor, form).
+    `stores` [device][memory]: where the list of a
+    device puts copies in a host memory or on a drive, None for device memories, which have a JAX sharding in
+    `place_of` [memory].
     """
 
     problem: Problem
@@ -41,7 +46,9 @@ class Prepared:
     array_bytes: tuple[tuple[int, ...], ...]
     segments: tuple[Mapping[tuple[int, int], Compiled], ...]
     reductions: Mapping[str, AllReduce]
-    pools: tuple[HostPool, ...]
+    recodings: tuple[Mapping[int, Recoding], ...]
+    encoded_bytes: Mapping[tuple[int, int, int], int]
+    stores: tuple[tuple[HostPool | FileStore | None, ...], ...]
     place_of: tuple[Any, ...]
 
 
@@ -133,6 +140,8 @@ class StepRun:
             self._compute(device, node)
         elif node.kind is Kind.COLLECTIVE:
             self._collective(device, node)
+        elif node.kind in RECODINGS:
+            self._recode(device, node)
         else:
             self._transfer(device, node)
         if self.measure and node.kind not in TRANSFERS:
@@ -157,8 +166,8 @@ class StepRun:
         self._make_room(device, node)
         if self.keep_gradients:
             self._note_gradients(device, node)
-        operands = [self.table[device, *instance, memory] for instance in segment.inputs]
-        updated = [(device, *instance, memory) for instance in segment.updates]
+        operands = [self.table[device, *instance, memory, PLAIN] for instance in segment.inputs]
+        updated = [(device, *instance, memory, PLAIN) for instance in segment.updates]
         for copy in updated:
             self._before_donation(copy)
         for copy, kept in zip(node.writes, node.kept, strict=True):
@@ -170,7 +179,7 @@ class StepRun:
         self._started(device, node)
         outputs = segment.executable(*operands)
         token = self.tokens[device][node.index]
-        written = [(device, *instance, memory) for instance in segment.writes]
+        written = [(device, *instance, memory, PLAIN) for instance in segment.writes]
         for copy, array in zip((*updated, *written), outputs, strict=False):
             if copy in dropped:
                 scratch.arrays.append(array)
@@ -203,6 +212,23 @@ class StepRun:
             self._put(copy, array, token)
         token.start(arrays[0] if arrays else None)
 
+    def _recode(self, device: int, node: Node) -> None:
+        (source,), (target,) = node.reads, node.writes
+        self._make_room(device, node)
+        recoding = self.prepared.recodings[device][node.index]
+        if not node.creates:
+            self._discard(device, target)
+        scratch = _Scratch(recoding.workspace_bytes)
+        self.ledgers[device].allocate(
+            target[3], node.index, scratch.size_bytes + sum(map(self._bytes, node.creates))
+        )  # fmt: skip
+        self._started(device, node)
+        array = (recoding.encode if node.kind is Kind.ENCODE else recoding.decode)(self.table[source])
+        self.scratch[device][node.index] = scratch
+        token = self.tokens[device][node.index]
+        self._put(target, array, token)
+        token.start(array)
+
     def _transfer(self, device: int, node: Node) -> None:
         (source,), (target,) = node.reads, node.writes
         self._make_room(device, node)
@@ -213,15 +239,20 @@ class StepRun:
             else:
                 self.ledgers[device].allocate(target[3], node.index, self._bytes(target))
             self._started(device, node)
-            array = self.table[source]
-            place = self.prepared.place_of[target[3]]
-            copied = self.prepared.pools[device].store(array) if place is None else jax.device_put(array, place)
+            copied = self._copied(device, self.table[source], target[3])
             token = self.tokens[device][node.index]
             self._put(target, copied, token)
-            token.start(copied)
+            token.start(None if isinstance(copied, FileCopy) else copied)
             self._ended(device, node)  # the engine is busy until then
         finally:
             self.admission.leave(source[3], target[3])
+
+    def _copied(self, device: int, array: Array | FileCopy, memory: int) -> Array | FileCopy:
+        store = self.prepared.stores[device][memory]
+        content = array.read() if isinstance(array, FileCopy) else array
+        if store is None:
+            return jax.device_put(content, self.prepared.place_of[memory])
+        return store.load(content) if isinstance(content, np.ndarray) else store.store(content)
 
     # --- memory ------------------------------------------------------------------------------------------------
 
@@ -241,13 +272,15 @@ class StepRun:
 
     def _discard(self, device: int, copy: Copy) -> None:
         array = self.table.pop(copy)
-        if self.prepared.place_of[copy[3]] is None:
-            self.prepared.pools[device].give_back(array)
+        store = self.prepared.stores[device][copy[3]]
+        if store is not None:
+            store.give_back(array)
         else:
             array.delete()
 
     def _bytes(self, copy: Copy) -> int:
-        return self.prepared.array_bytes[copy[0]][copy[1]]
+        size = self.prepared.array_bytes[copy[0]][copy[1]]
+        return size if copy[4] == PLAIN else self.prepared.encoded_bytes[copy[0], copy[1], copy[4]]
 
     def _initial_bytes(self, one: PreparedList) -> list[int]:
         used = [0] * len(self.problem.machine.memories)

@@ -6,12 +6,15 @@ Positions are *runs*: indices into the list of op executions of a micro-batch.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from tmojax.problem import Lifetime, Problem
 from tmojax.problem.step_view import StepView
 from tmojax.relax.decisions import Choice, DeviceDecision
+
+TEMPLATES_KEPT = 16  # of each device: many decisions in a row differ in their state alone
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +55,19 @@ def build_template(problem: Problem, view: StepView, decision: DeviceDecision, *
     offloads is therefore recomputed with the others. A dropped tensor that a recomputation turns out to need, and whose
     own op may not run again, is kept.
     """
-    choice = (decision.in_last if last else decision.choice).copy()
+    choice = (decision.in_last if last else decision.choice).astype(np.int8)
+    known, key = _templates.setdefault(view, {}), choice.tobytes()
+    if key not in known:
+        if len(known) >= TEMPLATES_KEPT:
+            del known[next(iter(known))]
+        known[key] = _without_conflicts(problem, view, choice)
+    return known[key]
+
+
+_templates: WeakKeyDictionary[StepView, dict[bytes, Template]] = WeakKeyDictionary()
+
+
+def _without_conflicts(problem: Problem, view: StepView, choice: np.ndarray) -> Template:
     while True:
         template, conflicts = _expand(problem, view, choice)
         if not conflicts:

@@ -156,10 +156,10 @@ def test_more_devices_than_there_are():
         CompiledStep(imported, jax.devices()[:2])
 
 
-def test_slices_and_codecs_are_not_executed(case, schedule):
+def test_slices_are_refused_before_anything_runs(case, schedule):
     problem = case.problem()
     rows = schedule.lists[0].copy()
     move = int(np.flatnonzero(rows["tensor"] >= 0)[0])
     rows["parts"][move] = 2
-    with pytest.raises(InputError, match=r"gpu0 #\d+: moves a slice of .* whole, plain tensors only"):
+    with pytest.raises(InputError, match=r"gpu0 #\d+: moves slice 0 of 2 of '.*whole tensors only.*plan without slices"):
         prepare_list(problem, replace(schedule, lists=(rows, *schedule.lists[1:])), 0)

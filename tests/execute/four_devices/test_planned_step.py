@@ -137,7 +137,7 @@ def test_host_buffers_are_used_again(case):
     assert all(now[1] > before[1] for now, before in zip(step.host_buffers, after_one, strict=True))
     host = problem.machine.devices[0].host_memory
     limits = [max(one.planned_bytes[host].values()) for one in step._prepared.lists]
-    assert all(pool.held_bytes <= limit for pool, limit in zip(step._prepared.pools, limits, strict=True))
+    assert all(pool.held_bytes <= limit for pool, limit in zip(step._pools, limits, strict=True))
 
 
 def test_what_the_caller_gave_is_still_there(case):

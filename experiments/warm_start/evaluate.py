@@ -1,0 +1,113 @@
+"""The learned warm start on networks that it has not seen, next to ratio-sweep and to what the gradient planner ends
+with."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from experiments.quality.run import SUITE
+from experiments.recorded import put_between_marks
+from tmojax.build import build_problem
+from tmojax.check import check
+from tmojax.config import load_config
+from tmojax.learned.network import Weights
+from tmojax.learned.warm_start import warm_start
+from tmojax.planners.ratio import RatioSweep
+from tmojax.planners.workbench import Candidate, Workbench
+from tmojax.problem import Problem
+from tmojax.problem.strict_json import readable_text, write_text
+from tmojax.report.provenance import provenance
+
+HERE = Path(__file__).resolve().parent
+EXPERIMENTS = HERE.parent
+INSTANCES = (
+    "gpt2-4gpu-k1-f1.33", "gpt2-1gpu-k4-f3", "gpt2-4gpu-half-k4-f2", "convnext-4gpu-k4-f2", "vit-b16-4gpu-k4-f3",
+    "bert-large-4gpu-k4-f2",
+)  # fmt: skip
+REPEATS = 3  # of a timing; the least counts
+
+
+def final_of(name: str) -> tuple[float, str] | None:
+    """(step time, where it is from) of the gradient planner, seed 0: of the ablation, or else of the quality
+    experiment."""
+    for path in (EXPERIMENTS / "ablation" / "results" / "runs" / name / "gradient-0.json",
+                 EXPERIMENTS / "quality" / "results" / "runs" / name / "gradient.json"):  # fmt: skip
+        if path.exists():
+            run = json.loads(path.read_text())
+            return run["step_s"], f"{path.parents[3].name}, commit {run['commit'][:7]}"
+    return None
+
+
+def measured(problem: Problem, weights: Weights) -> tuple[Candidate | None, float, float]:
+    """(plan, CPU seconds, clock seconds), views and features included; compiled code and file caches are warm."""
+    found, cpu_s, wall_s = None, float("inf"), float("inf")
+    for _ in range(REPEATS):
+        cpu_begin, begin = time.process_time(), time.perf_counter()
+        found = warm_start(Workbench(problem), weights)
+        cpu_s, wall_s = min(cpu_s, time.process_time() - cpu_begin), min(wall_s, time.perf_counter() - begin)
+    return (found if isinstance(found, Candidate) else None), cpu_s, wall_s
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="experiments.warm_start.evaluate", description=__doc__)
+    parser.add_argument("weights", type=Path)
+    parser.add_argument("--instance", action="append", default=[], help="of configs/bench (repeatable)")
+    parser.add_argument("--out", type=Path, help="folder for results.json; with that of the experiment, its README too")
+    arguments = parser.parse_args()
+    weights = Weights(arguments.weights)
+    rows: list[dict[str, Any]] = []
+    for name in arguments.instance or INSTANCES:
+        problem = build_problem(load_config(SUITE / f"{name}.toml")).problem
+        begin = time.process_time()
+        ratio = RatioSweep().plan(problem)
+        ratio_s = time.process_time() - begin
+        found, cpu_s, wall_s = measured(problem, weights)
+        final = final_of(name)
+        row: dict[str, Any] = {
+            "instance": name,
+            "ratio_step_s": ratio.step_s,
+            "ratio_cpu_s": ratio_s,
+            "step_s": None if found is None else found.step_s,
+            "valid": found is not None and check(problem, found.schedule).valid,
+            "cpu_s": cpu_s,
+            "wall_s": wall_s,
+            "final_step_s": None if final is None else final[0],
+            "final_from": None if final is None else final[1],
+        }
+        rows.append(row)
+        print(line(row), file=sys.stderr, flush=True)
+    if arguments.out is not None:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        seen = provenance(seed=0, command_line=())
+        write_text(
+            arguments.out / "results.json",
+            readable_text(
+                {"commit": seen["git_commit"], "platform": seen["platform"], "versions": seen["versions"], "rows": rows}
+            ),
+        )
+        if arguments.out == HERE / "results":
+            head = ["| instance | final, s | ratio-sweep above it | its CPU s | learned above it | its CPU s | valid |",
+                    "|" + "---|" * 7]  # fmt: skip
+            put_between_marks(HERE / "README.md", "\n".join([*head, *map(line, rows)]))
+    return 0
+
+
+def line(row: dict[str, Any]) -> str:
+    def above(step_s: float | None) -> str:
+        if step_s is None or row["final_step_s"] is None:
+            return "none"
+        return f"{100 * (step_s / row['final_step_s'] - 1):.2f} %"
+
+    final = "-" if row["final_step_s"] is None else f"{row['final_step_s']:.4g}"
+    cells = (row["instance"], final, above(row["ratio_step_s"]), f"{row['ratio_cpu_s']:.1f}", above(row["step_s"]),
+             f"{row['cpu_s']:.2f}", "yes" if row["valid"] else "no")  # fmt: skip
+    return "| " + " | ".join(cells) + " |"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+"""Where state rests: what is found is valid, never slower, and on a small step what is known to be best."""
+
+import numpy as np
+import pytest
+from random_steps import random_problem, shared_path_machine
+
+from tmojax.check import check
+from tmojax.errors import InputError
+from tmojax.planners.simple import offload_everything
+from tmojax.planners.state_choice import StateMoves, StateSettings, few_bytes, improve_state, state_families
+from tmojax.planners.workbench import Workbench
+from tmojax.problem import Action, Lifetime, Op, Phase, Problem, Program, Tensor, TensorKind, Workload, validate_problem
+from tmojax.relax.coordinate import together
+from tmojax.relax.decisions import Rest
+from tmojax.relax.decode import DoesNotFit
+
+LIGHT = StateSettings(evaluations=40, decodes=60)
+MOMENT = 400
+
+
+def moments_only(count: int, capacity_bytes: int) -> Problem:
+    """One forward op of a second, then `count` updates of 0.1 s, each of a moment of 400 bytes; links of 100 bytes/s."""
+    tensors = [Tensor("batch", 1, TensorKind.INPUT), Tensor("loss", 1, TensorKind.ACTIVATION)]
+    ops = [Op("forward", Phase.FORWARD, 1.0, (0,), (1,))]
+    for number in range(count):
+        tensors.append(Tensor(f"moment{number}", MOMENT, TensorKind.OPTIMIZER_STATE, Lifetime.STATE))
+        ops.append(Op(f"update{number}", Phase.OPTIMIZER, 0.1, updates=(len(tensors) - 1,), recomputable=False,
+                      step_op=True))  # fmt: skip
+    workload = Workload("moments", (Program("moments", tuple(tensors), tuple(ops)),), (0,), 1, "by hand")
+    problem = Problem("moments", workload, shared_path_machine(1, capacity_bytes), frozenset({Action.OFFLOAD}))
+    validate_problem(problem)
+    return problem
+
+
+def start_of(bench: Workbench):
+    """Everything offloaded, all GPUs at once; None where that does not fit."""
+    found = bench.evaluate(
+        tuple(offload_everything(bench.view(d)) for d in range(bench.device_count)), together(bench.problem)
+    )
+    return None if isinstance(found, DoesNotFit) else found
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_valid_never_slower_and_the_same_again(seed):
+    problem = random_problem(seed, factor=1.3 + 0.1 * (seed % 5))
+    bench = Workbench(problem)
+    start = start_of(bench)
+    if start is None:
+        pytest.skip("does not fit")
+    found = improve_state(bench, start, LIGHT, seed)
+    assert found.step_s <= start.step_s
+    report = check(problem, found.schedule)
+    assert report.valid, report
+    again = improve_state(Workbench(problem), start, LIGHT, seed)
+    assert again.step_s == found.step_s
+    assert all(a.same_as(b) for a, b in zip(again.decisions, found.decisions, strict=True))
+
+
+def test_two_of_four_moments_move_where_one_does_not_fit():
+    # While the one that is away is updated, another one has to be away for it: 2 x 400 bytes out and in, no less.
+    problem = moments_only(4, 3 * MOMENT + 2)
+    bench = Workbench(problem)
+    start = start_of(bench)
+    assert start is not None and bench.decode(0, start.decisions[0]).moved_bytes == (4 * MOMENT, 4 * MOMENT + 1)
+    decisions = few_bytes(bench, StateMoves(bench), start.decisions, StateSettings(), seed=0)
+    assert bench.decode(0, decisions[0]).moved_bytes == (2 * MOMENT, 2 * MOMENT + 1)
+    light = bench.evaluate(decisions, together(problem))
+    found = improve_state(bench, start, StateSettings(evaluations=200), seed=0)
+    assert found.step_s < start.step_s and found.step_s <= light.step_s
+
+
+def test_state_that_fits_is_left_where_it_is():
+    problem = moments_only(3, 3 * MOMENT + 2)
+    bench = Workbench(problem)
+    start = bench.evaluate(few_bytes(bench, StateMoves(bench), start_of(bench).decisions, StateSettings(), 0),
+                           together(problem))  # fmt: skip
+    assert not start.decisions[0].state_out.any()
+    assert improve_state(bench, start, LIGHT) is start
+
+
+def test_without_offload_nothing_is_tried():
+    problem = random_problem(3, factor=1.0, actions=(Action.RECOMPUTE,))
+    bench = Workbench(problem)
+    start = bench.evaluate(tuple(offload_everything(bench.view(d)) for d in range(bench.device_count)),
+                           together(problem))  # fmt: skip
+    before = bench.simulations
+    assert improve_state(bench, start, LIGHT) is start and bench.simulations == before
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_families_hold_every_large_tensor_once_and_moves_stay_allowed(seed):
+    problem = random_problem(seed)
+    bench = Workbench(problem)
+    view, rng = bench.view(0), np.random.default_rng(seed)
+    families = state_families(problem, view)
+    members = np.concatenate([unit for family in families for unit in family.units])
+    assert sorted(members) == list(range(len(view.state_tensor)))
+    for family in families:
+        for unit, size in zip(family.units, family.unit_bytes, strict=True):
+            assert size == view.state_bytes[unit].sum()
+            assert (view.state_resting[unit] == family.resting).all()
+    moves, decision = StateMoves(bench), offload_everything(view)
+    for _ in range(50):
+        decision = moves.propose(rng, 0, moves.exchange(rng, 0, decision))
+        assert not (decision.state_out == Rest.ON_HOST)[~view.state_resting].any()
+
+
+@pytest.mark.parametrize("setting", [{"evaluations": 0}, {"starts": 0}, {"threshold": -0.1}])
+def test_settings_that_make_no_sense(setting):
+    with pytest.raises(InputError, match=next(iter(setting))):
+        StateSettings(**setting)
