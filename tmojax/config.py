@@ -284,7 +284,7 @@ def parse_config(document: dict[str, Any], folder: Path, default_name: str) -> R
         capacity=file.capacity,
         actions=None if actions is None else frozenset(actions),
         micro_batches=file.micro_batches,
-        micro_batch_orders=tuple(orders),
+        micro_batch_orders=tuple(order for order in orders if order is not None),
         pipeline=file.pipeline,
         planners=tuple(planners),
         coordinate=file.coordinate,

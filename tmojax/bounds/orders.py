@@ -9,9 +9,7 @@ from tmojax.problem import Problem
 from tmojax.problem.in_order import in_order, offered_orders
 
 
-def bound(
-    problem: Problem, *, order: str | None = None, time_limit_s: float = 20.0, threads: int = 1
-) -> BoundReport:
+def bound(problem: Problem, *, order: str | None = None, time_limit_s: float = 20.0, threads: int = 1) -> BoundReport:
     """Lower bounds of the step time of every valid schedule of `problem` that uses its actions, and the largest of
     them; the schedule may follow any order that the problem offers, or only `order`.
 

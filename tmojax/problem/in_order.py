@@ -73,6 +73,10 @@ class InOrder:
         assert schedule.order == self.order
         return self._renumbered(schedule, DEFAULT, "there")
 
+    def original_tensors(self, device: int, tensors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(tensor [N], micro-batch [N]) that tensors [N] of `problem` are in its first round."""
+        return self._tensors[self.original.workload.device_program[device]].back(tensors, np.zeros_like(tensors))
+
     def _renumbered(self, schedule: Schedule, order: str, way: str) -> Schedule:
         role = self.original.workload.device_program
         lists, initial = [], []
