@@ -43,7 +43,7 @@ def final_of(name: str) -> tuple[float, str] | None:
     return None
 
 
-def measured(problem: Problem, weights: Weights) -> tuple[Candidate | None, float, float]:
+def measured(problem: Problem, weights: Weights | None) -> tuple[Candidate | None, float, float]:
     """(plan, CPU seconds, clock seconds), views and features included; compiled code and file caches are warm."""
     found, cpu_s, wall_s = None, float("inf"), float("inf")
     for _ in range(REPEATS):
@@ -67,11 +67,14 @@ def main() -> int:
         ratio = RatioSweep().plan(problem)
         ratio_s = time.process_time() - begin
         found, cpu_s, wall_s = measured(problem, weights)
+        prior, prior_s, _ = measured(problem, None)
         final = final_of(name)
         row: dict[str, Any] = {
             "instance": name,
             "ratio_step_s": ratio.step_s,
             "ratio_cpu_s": ratio_s,
+            "prior_step_s": None if prior is None else prior.step_s,
+            "prior_cpu_s": prior_s,
             "step_s": None if found is None else found.step_s,
             "valid": found is not None and check(problem, found.schedule).valid,
             "cpu_s": cpu_s,
@@ -91,8 +94,9 @@ def main() -> int:
             ),
         )
         if arguments.out == HERE / "results":
-            head = ["| instance | final, s | ratio-sweep above it | its CPU s | learned above it | its CPU s | valid |",
-                    "|" + "---|" * 7]  # fmt: skip
+            names = ("ratio-sweep above it", "without network", "learned")
+            head = ["| instance | final, s | " + "".join(f"{name} | CPU s | " for name in names) + "valid |",
+                    "|" + "---|" * 9]  # fmt: skip
             put_between_marks(HERE / "README.md", "\n".join([*head, *map(line, rows)]))
     return 0
 
@@ -104,8 +108,9 @@ def line(row: dict[str, Any]) -> str:
         return f"{100 * (step_s / row['final_step_s'] - 1):.2f} %"
 
     final = "-" if row["final_step_s"] is None else f"{row['final_step_s']:.4g}"
-    cells = (row["instance"], final, above(row["ratio_step_s"]), f"{row['ratio_cpu_s']:.1f}", above(row["step_s"]),
-             f"{row['cpu_s']:.2f}", "yes" if row["valid"] else "no")  # fmt: skip
+    cells = (row["instance"], final, above(row["ratio_step_s"]), f"{row['ratio_cpu_s']:.1f}",
+             above(row["prior_step_s"]), f"{row['prior_cpu_s']:.2f}", above(row["step_s"]), f"{row['cpu_s']:.2f}",
+             "yes" if row["valid"] else "no")  # fmt: skip
     return "| " + " | ".join(cells) + " |"
 
 

@@ -8,6 +8,7 @@ import sys
 import time
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -40,7 +41,7 @@ def main() -> int:
             print(f"{lesson.name}: {found.status}", file=sys.stderr, flush=True)
             continue
         bench = Workbench(lesson.problem)
-        arrays: dict[str, np.ndarray] = {"start_step_s": np.array(seeds[0].step_s), "step_s": np.array(found.step_s)}
+        arrays: dict[str, Any] = {"start_step_s": np.array(seeds[0].step_s), "step_s": np.array(found.step_s)}
         for device in sorted(set(bench.device_class)):
             decisions = [
                 decision

@@ -17,23 +17,26 @@ import jax.numpy as jnp
 import optax
 
 from experiments.warm_start.solve import unpacked
-from tmojax.learned.features import Surroundings, interval_features
+from tmojax.learned.features import Surroundings, interval_features, prior_logits
 from tmojax.learned.network import CHOICES, CLIP, ChoiceNetwork, save_weights
 
-STEPS = 3000
-LEARNING_RATE = 2e-3
-DECAY = 0.02
+STEPS = 120
+LEARNING_RATE = 3e-3
+DECAY = 0.1
+NOISE = 0.2  # on standardised features, so that no lesson is learned by heart
+SHIFTS = (-6.0, -3.0, -1.5, 0.0, 1.5, 3.0, 6.0)  # of the logit of recompute, which the warm start tries as well
 HELD_OUT = 5  # every fifth lesson of each kind tells whether the network has learned or remembers
 
 
 class Examples(NamedTuple):
     """One view of every lesson, padded to the largest: features [N, I, F], target [N, I, 3] (shares of the GPUs and of
-    micro-batches), weight [N, I] (share of the bytes; 0 for padding), allowed [N, I, 3]."""
+    micro-batches), weight [N, I] (share of the bytes; 0 for padding), prior [N, I, 3] (logits; -30 for what is not
+    allowed)."""
 
     features: Any
     target: Any
     weight: Any
-    allowed: Any
+    prior: Any
 
 
 def examples_of(paths: list[Path]) -> Examples:
@@ -44,27 +47,35 @@ def examples_of(paths: list[Path]) -> Examples:
         for device in sorted({name.split(".")[0] for name in arrays if name.endswith(".choice")}):
             mine = {name.partition(".")[2]: value for name, value in arrays.items() if name.startswith(f"{device}.")}
             view = unpacked(mine)
-            features = interval_features(view, Surroundings(*mine["surroundings"].tolist()))
+            around = Surroundings(*mine["surroundings"].tolist())
+            features = interval_features(view, around)
             target = np.eye(CHOICES)[mine["choice"].astype(int)].mean(0)
             allowed = np.stack([np.ones(len(features), bool), view.may_offload, view.may_recompute], axis=1)
-            rows.append((features, target, view.size_bytes / view.size_bytes.sum(), allowed))
+            prior = np.where(allowed, prior_logits(view, around), -30.0)
+            rows.append((features, target, view.size_bytes / view.size_bytes.sum(), prior))
     longest = max(len(features) for features, *_ in rows)
 
     def stacked(index: int) -> np.ndarray:
         arrays = [np.asarray(row[index], float) for row in rows]
         return np.stack([np.pad(a, ((0, longest - len(a)), *((0, 0),) * (a.ndim - 1))) for a in arrays])
 
-    return Examples(stacked(0), stacked(1), stacked(2), stacked(3).astype(bool))
+    return Examples(stacked(0), stacked(1), stacked(2), stacked(3))
 
 
 def loss_of(network: ChoiceNetwork, parameters: Any, examples: Examples) -> tuple[jax.Array, jax.Array]:
-    """(cross-entropy, share of bytes that get the planner's choice), means over lessons, by bytes."""
-    logits: Any = jax.vmap(lambda f, w: network.apply(parameters, f, w))(examples.features, examples.weight)
-    logits = jnp.where(examples.allowed, logits, -30.0)
+    """(Cross-entropy, share of bytes that get the planner's choice), of the best shift; means over lessons."""
+    added: Any = jax.vmap(lambda f, w: network.apply(parameters, f, w))(examples.features, examples.weight)
+    logits = examples.prior + added
     weight = jnp.sqrt(examples.weight) / jnp.maximum(jnp.sqrt(examples.weight).sum(1, keepdims=True), 1e-9)
-    loss = -(weight[..., None] * examples.target * jax.nn.log_softmax(logits)).sum((1, 2)).mean()
-    chosen = jax.nn.one_hot(logits.argmax(-1), CHOICES)
-    return loss, (examples.weight[..., None] * chosen * examples.target).sum((1, 2)).mean()
+
+    def shifted(shift: jax.Array) -> tuple[jax.Array, jax.Array]:
+        moved = logits + jnp.array([0.0, 0.0, 1.0]) * shift
+        loss = -(weight[..., None] * examples.target * jax.nn.log_softmax(moved)).sum((1, 2))
+        chosen = jax.nn.one_hot(moved.argmax(-1), CHOICES)
+        return loss, (examples.weight[..., None] * chosen * examples.target).sum((1, 2))
+
+    loss, same = jax.vmap(shifted)(jnp.array(SHIFTS))
+    return -0.1 * jax.nn.logsumexp(-10 * loss, axis=0).mean(), same.max(0).mean()
 
 
 def main() -> int:
@@ -85,24 +96,27 @@ def main() -> int:
     optimiser = optax.adamw(optax.cosine_decay_schedule(LEARNING_RATE, STEPS), weight_decay=DECAY)
     state = optimiser.init(parameters)
 
-    @jax.jit
-    def step(parameters, state, key):
-        """One batch of lessons, features with noise, so that no lesson is learned by heart."""
-        picked = jax.random.choice(key, train.features.shape[0], (min(16, train.features.shape[0]),), replace=False)
+    def step(carry, key):
+        """One step on half of the lessons."""
+        parameters, state = carry
+        count = train.features.shape[0]
+        picked = jax.random.choice(key, count, ((count + 1) // 2,), replace=False)
         batch = jax.tree.map(lambda values: values[picked], train)
-        noise = 0.1 * jax.random.normal(key, batch.features.shape)
+        noise = NOISE * jax.random.normal(key, batch.features.shape)
         batch = batch._replace(features=batch.features + noise)
         gradient = jax.grad(lambda p: loss_of(network, p, batch)[0])(parameters)
         updates, state = optimiser.update(gradient, state, parameters)
-        return optax.apply_updates(parameters, updates), state
+        return (optax.apply_updates(parameters, updates), state), None
 
     judge = jax.jit(lambda p, examples: loss_of(network, p, examples))
-    for number in range(STEPS):
-        parameters, state = step(parameters, state, jax.random.fold_in(jax.random.key(1), number))
-        if number % 500 == 499:
-            (a, b), (c, d) = judge(parameters, train), judge(parameters, test)
-            print(f"step {number + 1}: loss {a:.3f}, {100 * b:.1f} % of the bytes as the planner; held out {c:.3f}, "
-                  f"{100 * d:.1f} %", flush=True)  # fmt: skip
+    rounds = jax.jit(lambda carry, keys: jax.lax.scan(step, carry, keys)[0])
+    keys = jax.random.split(jax.random.key(1), STEPS)
+    for number in range(0, STEPS + 1, STEPS // 4):
+        (a, b), (c, d) = judge(parameters, train), judge(parameters, test)
+        print(f"step {number}: loss {a:.3f}, {100 * b:.1f} % of the bytes as the planner; held out {c:.3f}, "
+              f"{100 * d:.1f} %", flush=True)  # fmt: skip
+        if number < STEPS:
+            parameters, state = rounds((parameters, state), keys[number : number + STEPS // 4])
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     save_weights(arguments.out, parameters, mean, scale)
     print(f"{len(paths)} lessons, {len(held)} of them held out; {arguments.out.stat().st_size} bytes")

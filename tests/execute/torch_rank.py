@@ -1,7 +1,6 @@
 """One rank of two: `torch_rank.py RANK MEETING_FILE NETWORK PROBLEM PLAN`. Prints what it has found as JSON."""
 
 import json
-import os
 import sys
 
 import torch
@@ -22,10 +21,17 @@ module, loss, _ = network(name)
 for _ in range(2):  # the second uses the host buffers of the first
     torch.manual_seed(1)
     outcome = step.step(module, loss, batches_of(name, micro_batches, rank))
-expected = ordinary_gradients(name, batches_of(name, micro_batches, rank))
-for gradient in expected:
-    dist.all_reduce(gradient)
-    gradient.div_(2)
+plain = network(name)[0]
+with_gradients = [p for p in plain.parameters() if p.requires_grad]
+for parameter, gradient in zip(
+    with_gradients, ordinary_gradients(name, batches_of(name, micro_batches, rank)), strict=True
+):
+    # Held by a parameter: gloo's thread drops its reference when it likes, and a tensor that only Python holds besides
+    # needs the interpreter for that, which aborts the process if the interpreter has ended by then (torch 2.13).
+    parameter.grad = gradient
+    dist.all_reduce(parameter.grad)
+    parameter.grad.div_(2)
+expected = [p.grad for p in with_gradients]
 found = [p.grad for p in module.parameters() if p.grad is not None]
 print(
     json.dumps(
@@ -38,7 +44,4 @@ print(
     ),
     flush=True,
 )
-dist.barrier()
-# Without the interpreter's end: there, now and then, a thread of torch aborts the process ("terminate called without an
-# active exception"), after everything is done.
-os._exit(0)
+dist.destroy_process_group()

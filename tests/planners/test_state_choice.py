@@ -19,7 +19,7 @@ MOMENT = 400
 
 
 def moments_only(count: int, capacity_bytes: int) -> Problem:
-    """One forward op of a second, then `count` updates of 0.1 s, each of a moment of 400 bytes; links of 100 bytes/s."""
+    """One forward op of 1 s, then `count` updates of 0.1 s, each of a moment of 400 bytes; links of 100 bytes/s."""
     tensors = [Tensor("batch", 1, TensorKind.INPUT), Tensor("loss", 1, TensorKind.ACTIVATION)]
     ops = [Op("forward", Phase.FORWARD, 1.0, (0,), (1,))]
     for number in range(count):

@@ -10,8 +10,8 @@ from tmojax.check import check
 from tmojax.problem import Kind, LinkPolicyKind, keep_all_footprint_bytes
 from tmojax.problem.step_view import view_step
 from tmojax.relax.coordinate import Coordination, assemble
-from tmojax.relax.decisions import DeviceDecision
-from tmojax.relax.decode import DoesNotFit, decode
+from tmojax.relax.decisions import Choice, DeviceDecision, keep_everything
+from tmojax.relax.decode import DeviceList, DoesNotFit, decode
 from tmojax.simulate import simulate
 
 
@@ -27,6 +27,8 @@ def decoded(seed: int, factor: float, **options):
         decision = DeviceDecision(random_choice(view, rng), state_out)
         if seed % 3 == 0:
             decision = replace(decision, last_choice=random_choice(view, rng))
+        if seed % 4 == 1:
+            decision = replace(decision, first_choice=random_choice(view, rng))
         found = decode(problem, view, decision, **options)
         if isinstance(found, DoesNotFit):
             assert found.bytes_over > 0
@@ -77,3 +79,26 @@ def test_does_not_fit_names_the_op_and_the_bytes_exactly():
     failed = decode(problem, view, decision, capacity_bytes=need - 3)
     assert isinstance(failed, DoesNotFit)
     assert failed.bytes_over == 3
+
+
+def test_the_first_micro_batch_may_decide_differently():
+    """What is recomputed in the first one only runs twice in the first one only; a single one is the last one."""
+    seen = 0
+    for seed in range(20):
+        problem = random_problem(seed, factor=0.5)
+        view = view_step(problem, 0)
+        keep = keep_everything(view)
+        again = np.where(view.may_recompute & view.needed, Choice.RECOMPUTE, keep.choice).astype(np.int8)
+        found = decode(problem, view, replace(keep, first_choice=again))
+        assert isinstance(found, DeviceList)
+        kept = decode(problem, view, keep)
+        rows = [item.rows[item.rows["kind"] == Kind.COMPUTE]["micro_batch"] for item in (found, kept)]
+        micro_batches = problem.workload.micro_batches
+        counts, plain = (np.bincount(row, minlength=micro_batches) for row in rows)
+        assert (counts[1:] == plain[1:]).all()
+        if micro_batches == 1:
+            assert (found.rows == kept.rows).all()
+        elif (view.may_recompute & view.needed).any():
+            seen += 1
+            assert counts[0] > plain[0]
+    assert seen >= 5

@@ -48,6 +48,9 @@ class CompiledStep:
         Where the importer counts more (merged ops), that stays.
         """
         programs = list(self._imported.programs)
+        for number, compiler in self._compilers.items():
+            devices = [d for d, p in zip(self.devices, self._imported.device_program, strict=True) if p == number]
+            compiler.compile_ops(self._own_ops(number), devices)
         for device, program in enumerate(self._imported.device_program):
             programs[program] = self._with_workspace(programs[program], device)
         return replace(self._imported, programs=tuple(programs))
@@ -58,6 +61,14 @@ class CompiledStep:
             for index, op in enumerate(program.ops)
         )
         return replace(program, ops=ops)
+
+    @property
+    def program_count(self) -> int:
+        """Different programs that are compiled for a device, summed over the programs of the workload."""
+        return sum(compiler.distinct(self._own_ops(number)) for number, compiler in self._compilers.items())
+
+    def _own_ops(self, program: int) -> list[int]:
+        return [index for index, op in enumerate(self._imported.programs[program].ops) if not op.collective]
 
     def op(self, device: int, op: int, micro_batch: int = 0) -> Compiled:
         """The program of one op on one device."""

@@ -5,8 +5,11 @@ Segments with the same computation share one traced function, so that the layers
 
 from __future__ import annotations
 
+import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -74,7 +77,8 @@ class SegmentCompiler:
     def compile(self, runs: Sequence[Run], device: Any) -> Compiled:
         """Compile ops that run one after another on `device`, without anything between them."""
         traced = self._trace(tuple(runs))
-        executable, workspace_bytes = self._executable(traced, device)
+        with _quiet():
+            executable, workspace_bytes = self._executable(traced, device)
         return Compiled(executable, traced.inputs, traced.updates, traced.writes, traced.results, workspace_bytes)
 
     def compile_op(self, op: int, micro_batch: int, device: Any) -> Compiled:
@@ -90,10 +94,19 @@ class SegmentCompiler:
             tuple((micro_batch, position) for _, position in compiled.results), compiled.workspace_bytes,
         )  # fmt: skip
 
-    @property
-    def programs(self) -> int:
-        """Distinct computations so far."""
-        return len(self._jitted)
+    def compile_ops(self, ops: Sequence[int], devices: Sequence[Any]) -> None:
+        """Compile ops for all of `devices` ahead, in threads: XLA compiles a program anew for every device."""
+        wanted = {}
+        for op in ops:
+            traced = self._trace((Run(op, 0),))
+            self._jit(traced)
+            wanted.update({(traced.key, device): (traced, device) for device in devices})
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool, _quiet():
+            list(pool.map(lambda one: self._executable(*one), wanted.values()))
+
+    def distinct(self, ops: Sequence[int]) -> int:
+        """How many different computations some ops are: as many programs are compiled per device."""
+        return len({self._trace((Run(op, 0),)).key for op in ops})
 
     def _trace(self, runs: tuple[Run, ...]) -> _Traced:
         if runs in self._traced:
@@ -132,22 +145,30 @@ class SegmentCompiler:
     def _at(self, run: Run, tensor: int) -> Instance:
         return tensor, self._instance_of(tensor, run.op, run.micro_batch)
 
+    def _jit(self, traced: _Traced) -> Any:
+        if traced.key not in self._jitted:
+            self._jitted[traced.key] = jax.jit(
+                jex_core.jaxpr_as_fun(traced.closed), donate_argnums=traced.donated, keep_unused=True
+            )
+        return self._jitted[traced.key]
+
     def _executable(self, traced: _Traced, device: Any) -> tuple[Any, int]:
         key = traced.key, device
         if key not in self._executables:
-            if traced.key not in self._jitted:
-                self._jitted[traced.key] = jax.jit(
-                    jex_core.jaxpr_as_fun(traced.closed), donate_argnums=traced.donated, keep_unused=True
-                )
             sharding = SingleDeviceSharding(device)
             shapes = [jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding) for s in traced.closed.in_avals]
-            with warnings.catch_warnings():
-                # An update that cannot be made in place is counted as workspace.
-                warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
-                executable = self._jitted[traced.key].lower(*shapes).compile()
+            executable = self._jit(traced).lower(*shapes).compile()
             made = traced.closed.out_avals[len(traced.updates) : len(traced.updates) + len(traced.writes)]
             self._executables[key] = executable, workspace_bytes(executable, sum(map(array_bytes, made)))
         return self._executables[key]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """An update that cannot be made in place is counted as workspace, so JAX need not warn of it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
+        yield
 
 
 def array_bytes(shape: Any) -> int:

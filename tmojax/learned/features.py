@@ -13,7 +13,9 @@ from tmojax.problem.step_view import StepView
 from tmojax.relax.coordinate import host_links
 
 LIMIT = 8.0  # of a logarithm: what is beyond, e.g. of links without limit, looks alike
-FEATURES = 30
+FEATURES = 31
+STEEP = 10.0  # how fast the logit of recompute falls over the shares of the bytes, cheapest first
+KEPT = -2.0  # logit of keep: what need not leave stays anyway, since the decode does not move it
 
 
 class Surroundings(NamedTuple):
@@ -76,15 +78,9 @@ def interval_features(view: StepView, around: Surroundings) -> Float[np.ndarray,
             chain_s[index] += 0.0 if view.needed[source] else chain_s[source]
             whole_s[index] += whole_s[source]
         whole_s[index] = min(whole_s[index], period_s)
-    freed = np.zeros(slots)
-    droppable = view.may_recompute & view.needed
-    np.add.at(freed, view.producer_slot[droppable], size[droppable])
-    freed_bytes = np.maximum(freed[view.producer_slot], size)
-    # Where the candidate stands when the cheapest are recomputed first, as a share of the bytes that backward uses.
+    freed_bytes = _freed_bytes(view)
     total = max(float(size[view.needed].sum()), 1.0)
-    order = np.argsort(alone_s / freed_bytes, kind="stable")
-    cheaper = np.empty(len(size))
-    cheaper[order] = np.cumsum(np.where(droppable, size, 0.0)[order]) / total
+    cheaper, border = cheapest_first(view, around)
     # Bytes that must leave, that could come back in time, each way.
     over = max(float((view.keep_bytes - around.capacity_bytes).max()), 0.0) / total
     base_over = float((view.base_bytes - around.capacity_bytes).max()) / total
@@ -110,7 +106,7 @@ def interval_features(view: StepView, around: Surroundings) -> Float[np.ndarray,
         _log(alone_s / freed_bytes / per_byte / share),
         _log(chain_s / freed_bytes / per_byte / alone),
         cheaper,
-        cheaper - np.clip(1 - 1 / share, 0, 1),
+        cheaper - border,
         cheaper - over,
         _log(freed_bytes / size),
         begin,
@@ -125,6 +121,7 @@ def interval_features(view: StepView, around: Surroundings) -> Float[np.ndarray,
         np.log1p(users),
         _log((input_bytes + size) / size),
         view.producer_slot < view.forward_end,
+        np.log1p(np.maximum(view.idle_from - view.producer_slot, 0)),
         over,
         np.clip(base_over, -2, 2),
         _log(share),
@@ -134,6 +131,36 @@ def interval_features(view: StepView, around: Surroundings) -> Float[np.ndarray,
         np.log(around.devices),
     ]
     return np.stack([np.broadcast_to(np.asarray(column, float), len(size)) for column in columns], axis=1)
+
+
+def cheapest_first(view: StepView, around: Surroundings) -> tuple[Float[np.ndarray, " candidate"], float]:
+    """(where a candidate stands when the cheapest seconds per byte are recomputed first, where to stop so that the rest
+    can be moved on the device's share of its links in the time of the computation), both as shares of the bytes that
+    backward uses: what the heuristic `ratio-sweep` orders by, and its threshold at load 1."""
+    size = np.maximum(view.size_bytes.astype(float), 1.0)
+    total = max(float(size[view.needed].sum()), 1.0)
+    droppable = np.where(view.may_recompute & view.needed, size, 0.0)
+    order = np.argsort(view.recompute_s / _freed_bytes(view), kind="stable")
+    cheaper = np.empty(len(size))
+    cheaper[order] = np.cumsum(droppable[order]) / total
+    rate = min(around.share_out, around.share_in, around.share_joint)
+    return cheaper, float(droppable.sum() - min(rate * float(view.slot_s.sum()), droppable.sum())) / total
+
+
+def prior_logits(view: StepView, around: Surroundings) -> Float[np.ndarray, "candidate 3"]:
+    """Logits of keep, offload and recompute that say what the heuristic would do; the network adds to them."""
+    cheaper, border = cheapest_first(view, around)
+    recompute = np.where(view.needed, np.clip(STEEP * (border - cheaper), -LIMIT, LIMIT), LIMIT)
+    return np.stack([np.full(len(cheaper), KEPT), np.zeros(len(cheaper)), recompute], axis=1)
+
+
+def _freed_bytes(view: StepView) -> np.ndarray:
+    """[I] bytes that backward would keep of all outputs of a candidate's op; its own size at least."""
+    size = np.maximum(view.size_bytes.astype(float), 1.0)
+    freed = np.zeros(len(view.slot_s))
+    droppable = view.may_recompute & view.needed
+    np.add.at(freed, view.producer_slot[droppable], size[droppable])
+    return np.maximum(freed[view.producer_slot], size)
 
 
 def _log(values: np.ndarray | float) -> np.ndarray:

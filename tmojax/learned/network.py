@@ -15,13 +15,14 @@ import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-WIDTH = 64
+WIDTH = 32
 CHOICES = 3  # keep, offload, recompute
 CLIP = 6.0  # standard deviations: features of unseen steps may lie anywhere
 
 
 class ChoiceNetwork(nn.Module):
-    """Logits of the three choices from standardised features; `weight` [I] of each candidate in the mean."""
+    """What to add to the logits of a heuristic (`features.prior_logits`), from standardised features; nothing at first.
+    `weight` [I]: of each candidate in the mean."""
 
     @nn.compact
     def __call__(
@@ -32,7 +33,7 @@ class ChoiceNetwork(nn.Module):
         mean = (weight[:, None] * hidden).sum(0) / jnp.maximum(weight.sum(), 1e-9)
         hidden = jnp.concatenate([hidden, jnp.broadcast_to(mean, hidden.shape)], axis=1)
         hidden = nn.relu(nn.Dense(WIDTH)(hidden))
-        return nn.Dense(CHOICES)(hidden)
+        return nn.Dense(CHOICES, kernel_init=nn.initializers.zeros)(hidden)
 
 
 def save_weights(path: Path, parameters: Mapping[str, Any], mean: np.ndarray, scale: np.ndarray) -> None:

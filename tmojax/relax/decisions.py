@@ -31,11 +31,13 @@ class Rest(IntEnum):
 class DeviceDecision:
     """choice [I]: `Choice` of every candidate of the `StepView`. state_out [S]: `Rest` of every state tensor (booleans
     read as ON_DEVICE and ON_HOST). last_choice [I]: the choices in the last micro-batch of the step, where they are
-    not the same as in the others: behind it comes the gradient synchronisation, and no further micro-batch."""
+    not the same as in the others: behind it comes the gradient synchronisation, and no further micro-batch.
+    first_choice [I]: those in the first one, if it is not the last: state that has to leave may not have left yet."""
 
     choice: np.ndarray
     state_out: np.ndarray
     last_choice: np.ndarray | None = None
+    first_choice: np.ndarray | None = None
 
     @property
     def in_last(self) -> np.ndarray:
@@ -43,9 +45,14 @@ class DeviceDecision:
         return self.choice if self.last_choice is None else self.last_choice
 
     @property
-    def key(self) -> tuple[bytes, bytes, bytes]:
+    def in_first(self) -> np.ndarray:
+        """[I] choices in the first micro-batch, if it is not the last."""
+        return self.choice if self.first_choice is None else self.first_choice
+
+    @property
+    def key(self) -> tuple[bytes, bytes, bytes, bytes]:
         """The same for equal decisions."""
-        return self.choice.tobytes(), self.state_out.tobytes(), self.in_last.tobytes()
+        return self.choice.tobytes(), self.state_out.tobytes(), self.in_last.tobytes(), self.in_first.tobytes()
 
     def same_as(self, other: DeviceDecision) -> bool:
         return all(
@@ -54,12 +61,13 @@ class DeviceDecision:
                 (self.choice, other.choice),
                 (self.state_out, other.state_out),
                 (self.in_last, other.in_last),
+                (self.in_first, other.in_first),
             )
         )
 
     def alike(self) -> DeviceDecision:
         """The same choices in all micro-batches."""
-        return replace(self, last_choice=None)
+        return replace(self, last_choice=None, first_choice=None)
 
 
 def keep_everything(view: StepView) -> DeviceDecision:

@@ -63,8 +63,8 @@ def decode(problem: Problem, view: StepView, decision: DeviceDecision, *, capaci
     """
     capacity = problem.capacity_bytes(view.device) if capacity_bytes is None else capacity_bytes
     template = build_template(problem, view, decision)
-    last = template if decision.last_choice is None else build_template(problem, view, decision, last=True)
-    step = unroll(problem, view, decision, template, last)
+    first, last = (build_template(problem, view, decision, **{which: True}) for which in ("first", "last"))
+    step = unroll(problem, view, decision, template, last, first)
     release, prefetch, failed = fit(step.profile_bytes, step.gaps, capacity, lookahead_runs, release_at_once)
     if failed >= 0:
         over = int(step.profile_bytes[failed]) - capacity

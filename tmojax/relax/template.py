@@ -48,14 +48,17 @@ class Template:
     state_runs: dict[int, list[tuple[int, bool]]]
 
 
-def build_template(problem: Problem, view: StepView, decision: DeviceDecision, *, last: bool = False) -> Template:
-    """Expand a decision into runs and lives, of the micro-batches before the last one or (`last`) of that.
+def build_template(
+    problem: Problem, view: StepView, decision: DeviceDecision, *, first: bool = False, last: bool = False
+) -> Template:
+    """Expand a decision into runs and lives, of the micro-batches between the first and the last, or of one of these.
 
     An op with several outputs yields all of them again when it is recomputed; an output of it that the decision
     offloads is therefore recomputed with the others. A dropped tensor that a recomputation turns out to need, and whose
     own op may not run again, is kept.
     """
-    choice = (decision.in_last if last else decision.choice).astype(np.int8)
+    choice = decision.in_last if last else decision.in_first if first else decision.choice
+    choice = choice.astype(np.int8)
     known, key = _templates.setdefault(view, {}), choice.tobytes()
     if key not in known:
         if len(known) >= TEMPLATES_KEPT:

@@ -1,4 +1,5 @@
-"""The whole step of one device: a template for K-1 micro-batches, one for the last, and the step ops in their places.
+"""The whole step of one device: templates of the first, the middle and the last micro-batches, and the step ops in
+their places.
 
 Runs are counted over the step here. The result is what the fit (`tmojax.relax.fit`) works on: the memory that is needed
 at every run in any case, and a table of gaps in which tensors may be away.
@@ -89,23 +90,30 @@ def check_rests(view: StepView, decision: DeviceDecision) -> None:
 
 
 def unroll(
-    problem: Problem, view: StepView, decision: DeviceDecision, template: Template, last: Template | None = None
-) -> UnrolledStep:
-    """Unroll a template over all micro-batches of a step; `last` describes the last one if that differs."""
+    problem: Problem, view: StepView, decision: DeviceDecision, template: Template, last: Template | None = None,
+    first: Template | None = None,
+) -> UnrolledStep:  # fmt: skip
+    """Unroll a template over all micro-batches of a step; `last` and `first` describe those if they differ. A single
+    micro-batch is the last one."""
     check_rests(view, decision)
-    return _Unroller(_layout(problem, view), view, decision, template, last or template).result()
+    return _Unroller(_layout(problem, view), view, decision, template, last or template, first or template).result()
 
 
 class _Unroller:
     def __init__(
-        self, layout: _Layout, view: StepView, decision: DeviceDecision, template: Template, last: Template
-    ) -> None:
-        self.layout, self.view, self.decision, self.template, self.last = layout, view, decision, template, last
+        self, layout: _Layout, view: StepView, decision: DeviceDecision, template: Template, last: Template,
+        first: Template,
+    ) -> None:  # fmt: skip
+        self.layout, self.view, self.decision = layout, view, decision
+        self.template, self.last, self.first = template, last, first
         self.count, self.body, final = view.micro_batches, len(template.runs), len(last.runs)
+        # Micro-batches before the last one: the first, if there is one, and the middle ones.
+        self.middle = max(0, self.count - 2)
+        self.opening = len(first.runs) if self.count > 1 else 0
         # A step op stands where the op table has it: in the last micro-batch, behind the first run of the op before.
         before = layout.slot_before
         behind = np.where(before < 0, 0, last.first_run[view.slot_op[np.maximum(before, 0)]] + 1)
-        base = (self.count - 1) * self.body
+        base = self.opening + self.middle * self.body
         self.total = base + final + len(layout.step_ops)
         self.last_place = base + np.arange(final) + np.searchsorted(behind, np.arange(final), side="right")
         self.step_place = base + behind + np.arange(len(layout.step_ops))
@@ -118,12 +126,13 @@ class _Unroller:
         self._inputs()
         self._step_tensors()
         self._state()
-        layout, template, last = self.layout, self.template, self.last
-        op = self._per_run(template.runs, last.runs, layout.step_ops)
+        layout = self.layout
+        op = self._per_run("runs", layout.step_ops)
         micro_batch = np.zeros(self.total, np.int64)
-        micro_batch[: (self.count - 1) * self.body] = np.repeat(np.arange(self.count - 1), self.body)
+        inside = np.repeat(np.arange(1, self.count - 1), self.body)
+        micro_batch[self.opening : self.opening + len(inside)] = inside
         micro_batch[self.last_place] = self.count - 1
-        scratch = self._per_run(template.scratch_bytes, last.scratch_bytes, layout.workspace[layout.step_ops])
+        scratch = self._per_run("scratch_bytes", layout.workspace[layout.step_ops])
         gaps = np.concatenate(self.gaps)
         gaps = gaps[np.lexsort((gaps[:, TENSOR], gaps[:, END], gaps[:, WRITTEN]))]
         freed = np.concatenate(self.freed)
@@ -131,17 +140,22 @@ class _Unroller:
         profile = np.cumsum(self.profile)[: self.total] + scratch
         return UnrolledStep(op, micro_batch, layout.collective[op], profile, freed, gaps)
 
-    def _per_run(self, inside: np.ndarray, last: np.ndarray, step: np.ndarray) -> np.ndarray:
-        """Values per run of each template and per step op as values per run of the step [U]."""
+    def _per_run(self, field: str, step: np.ndarray) -> np.ndarray:
+        """A field [T] of the templates and values per step op as values per run of the step [U]."""
         values = np.empty(self.total, np.int64)
-        values[: (self.count - 1) * self.body] = np.tile(inside, self.count - 1)
-        values[self.last_place], values[self.step_place] = last, step
+        inside = np.tile(getattr(self.template, field), self.middle)
+        values[: self.opening] = getattr(self.first, field)[: self.opening]
+        values[self.opening : self.opening + len(inside)] = inside
+        values[self.last_place], values[self.step_place] = getattr(self.last, field), step
         return values
 
     def _parts(self) -> Iterator[tuple[Template, np.ndarray, np.ndarray]]:
-        """(template, micro-batches [k], run of the step [k, T]) of those before the last one, and of that."""
-        begin = (np.arange(self.count - 1) * self.body)[:, None]
-        yield self.template, np.arange(self.count - 1), begin + np.arange(self.body)
+        """(template, micro-batches [k], run of the step [k, T]) of the first one, the middle ones, and the last one."""
+        if self.opening:
+            yield self.first, np.array([0]), np.arange(self.opening)[None, :]
+        if self.middle:
+            begin = (self.opening + np.arange(self.middle) * self.body)[:, None]
+            yield self.template, np.arange(1, self.count - 1), begin + np.arange(self.body)
         yield self.last, np.array([self.count - 1]), self.last_place[None, :]
 
     def _add_gaps(self, tensor, instance, written, start, end, host_stays) -> None:
