@@ -55,10 +55,9 @@ def test_the_order_is_named_everywhere(tmp_path, capsys):
 
 
 def test_idle_times_are_those_of_the_order():
-    """From the forward of h1 to its backward, of one micro-batch. Micro-batch after micro-batch, between them run three
-    forwards, the loss and three backwards. Breadth-first: three forwards of h1 and four of h2 and h3 each; forward, loss
-    and backward of h4 for four micro-batches; four backwards of h3 and h2 each. Ops take 1 s, and 1 ms to launch.
-    """
+    """From the forward of h1 to its backward, of one micro-batch. Micro-batch after micro-batch: three forwards, the
+    loss and three backwards. Breadth-first: three forwards of h1 and four of h2 and h3 each; forward, loss and backward
+    of h4 for four micro-batches; four backwards of h3 and h2 each. Ops take 1 s, and 1 ms to launch."""
     problem = offering(layers_with_weights(4), BreadthFirst()).with_device_capacity(10**6)
     for order, ops in (("default", 7), ("breadth-first", 31)):
         written = in_order(problem, order)

@@ -17,7 +17,7 @@ from tmojax.problem.in_order import offered_orders
 
 
 def test_weights_cross_once_for_each_micro_batch_or_for_all():
-    """The loss needs 2000 bytes next to weights of 5000, of 5200: 1800 bytes have to leave before it and come back behind
+    """The loss needs 2000 bytes next to weights of 5000, of 5200: 1800 bytes leave before it and come back behind
     it, which takes 18 s each way. That is for every micro-batch, of 11 s, or once in 44 s for all of them."""
     problem = layers_with_weights(4)
     offers = offering(problem, BreadthFirst())
