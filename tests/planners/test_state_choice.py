@@ -1,5 +1,7 @@
 """Where state rests: what is found is valid, never slower, and on a small step what is known to be best."""
 
+import itertools
+
 import numpy as np
 import pytest
 from random_steps import random_problem, shared_path_machine
@@ -8,10 +10,11 @@ from tmojax.check import check
 from tmojax.errors import InputError
 from tmojax.planners.simple import offload_everything
 from tmojax.planners.state_choice import StateMoves, StateSettings, few_bytes, improve_state, state_families
+from tmojax.planners.state_outline import best_outline, shed
 from tmojax.planners.workbench import Workbench
 from tmojax.problem import Action, Lifetime, Op, Phase, Problem, Program, Tensor, TensorKind, Workload, validate_problem
 from tmojax.relax.coordinate import together
-from tmojax.relax.decisions import Rest
+from tmojax.relax.decisions import Choice, Rest
 from tmojax.relax.decode import DoesNotFit
 
 LIGHT = StateSettings(evaluations=40, decodes=60)
@@ -109,3 +112,58 @@ def test_families_hold_every_large_tensor_once_and_moves_stay_allowed(seed):
 def test_settings_that_make_no_sense(setting):
     with pytest.raises(InputError, match=next(iter(setting))):
         StateSettings(**setting)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_outlines_are_valid_and_stay_within_their_number(seed):
+    problem = random_problem(seed, factor=1.3)
+    bench = Workbench(problem)
+    start = start_of(bench)
+    if start is None:
+        pytest.skip("does not fit")
+    before = bench.simulations
+    found = best_outline(bench, start, 60)
+    assert bench.simulations - before <= 60
+    assert found is None or check(problem, found.schedule).valid
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_shedding_recomputes_more_and_more(seed):
+    problem = random_problem(seed)
+    view = Workbench(problem).view(0)
+    levels = [shed(problem, view, share, seed % 2 == 0) == Choice.RECOMPUTE for share in (0.0, 0.4, 0.8, 1.0)]
+    assert not (levels[0] & view.needed).any()
+    for less, more in itertools.pairwise(levels):
+        assert not (less & ~more).any()
+    assert not (levels[-1] & view.needed & ~view.may_recompute).any()
+
+
+def test_more_is_recomputed_in_the_first_micro_batch_only():
+    """Room for either the moment or both activations: the moment leaves during the first micro-batch and comes back in
+    the last backward, and only the first micro-batch has to make do with less."""
+    tensors = [
+        Tensor("batch", 1, TensorKind.INPUT),
+        Tensor("a", 100, TensorKind.ACTIVATION), Tensor("b", 1, TensorKind.ACTIVATION),
+        Tensor("c", 100, TensorKind.ACTIVATION), Tensor("d", 1, TensorKind.ACTIVATION),
+        Tensor("moment", 200, TensorKind.OPTIMIZER_STATE, Lifetime.STATE),
+        Tensor("gc", 1, TensorKind.GRADIENT), Tensor("ga", 1, TensorKind.GRADIENT),
+    ]  # fmt: skip
+    ops = [
+        Op("fa", Phase.FORWARD, 1.0, (0,), (1,), layer="0"), Op("fb", Phase.FORWARD, 1.0, (1,), (2,), layer="0"),
+        Op("fc", Phase.FORWARD, 1.0, (2,), (3,), layer="1"), Op("fd", Phase.FORWARD, 1.0, (3,), (4,), layer="1"),
+        Op("bc", Phase.BACKWARD, 2.0, (3, 4), (6,), layer="1"),
+        Op("ba", Phase.BACKWARD, 5.5, (1, 2, 6), (7,), layer="0"),
+        Op("update", Phase.OPTIMIZER, 1.0, updates=(5,), recomputable=False, step_op=True),
+    ]  # fmt: skip
+    workload = Workload("moment", (Program("moment", tuple(tensors), tuple(ops)),), (0,), 4, "by hand")
+    machine = shared_path_machine(1, 310, rate=40.0)
+    problem = Problem("moment", workload, machine, frozenset({Action.OFFLOAD, Action.RECOMPUTE}))
+    validate_problem(problem)
+    bench = Workbench(problem)
+    start = start_of(bench)
+    assert start is not None
+    found = improve_state(bench, start, StateSettings(evaluations=400), 0)
+    # 4 x 11.5 s + 1 s of compute, and 1 s for `fa` again in the first micro-batch. Otherwise it is 4 s for `fa` in all
+    # of them, or 3 s until the moment, which takes 5 s, has left before `fc`.
+    assert 4 * 11.5 + 1 + 1 <= found.step_s < 4 * 11.5 + 1 + 1.2
+    assert check(problem, found.schedule).valid

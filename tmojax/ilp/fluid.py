@@ -330,8 +330,9 @@ class FluidModel:
         for columns in by_choice.values():
             values[columns[columns >= 0]] = 0.0
         again = np.zeros(len(view.tensor), bool)
+        chosen = decision.simple_choice
         for i in np.argsort(-view.producer_slot, kind="stable"):  # dependents first: what is dropped may be wanted
-            choice = Choice(int(decision.choice[i]))
+            choice = Choice(int(chosen[i]))
             dropped = choice is Choice.RECOMPUTE and not view.needed[i]
             again[i] = choice is Choice.RECOMPUTE and (view.needed[i] or any(again[j] for j in view.dependents[i]))
             column = by_choice[choice][i]

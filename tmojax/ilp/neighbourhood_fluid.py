@@ -78,4 +78,4 @@ def respond(view: StepView, decision: DeviceDecision, free: np.ndarray, free_sta
     for group, column in enumerate(built.leaves.tolist() if free_state else ()):
         if (answer.values[column] > 0.5) != (values[column] > 0.5):
             state_out[built.group == group] = Rest.ON_HOST if answer.values[column] > 0.5 else Rest.ON_DEVICE
-    return DeviceDecision(choice, state_out), answer.status
+    return replace(decision.alike(), choice=choice, state_out=state_out), answer.status

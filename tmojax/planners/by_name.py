@@ -23,7 +23,7 @@ from tmojax.problem import Action, Problem
 from tmojax.problem.step_view import StepView
 from tmojax.problem.workload import Phase
 from tmojax.relax.coordinate import together
-from tmojax.relax.decisions import Choice, DeviceDecision
+from tmojax.relax.decisions import SIMPLE, Choice, DeviceDecision
 from tmojax.relax.decode import NEVER, DoesNotFit
 
 Choices = tuple[Choice, ...]
@@ -126,13 +126,13 @@ class _Groups:
                 if key not in self.keys:
                     self.keys.append(key)
                 self.group_of[name] = self.keys.index(key)
-                allowed = self.allowed.setdefault(name, set(Choice))
+                allowed = self.allowed.setdefault(name, set(SIMPLE))
                 if view.idle_to[index] - view.idle_from[index] < SHORTEST_IDLE or Action.OFFLOAD not in actions:
                     allowed.discard(Choice.OFFLOAD)
                 if name in settings.never_recomputed or not recomputable:
                     allowed.discard(Choice.RECOMPUTE)
         self.options = [
-            tuple(c for c in Choice if any(self.group_of[n] == group and c in self.allowed[n] for n in self.group_of))
+            tuple(c for c in SIMPLE if any(self.group_of[n] == group and c in self.allowed[n] for n in self.group_of))
             for group in range(len(self.keys))
         ]
 
@@ -188,7 +188,7 @@ class _Search:
         return min(self.known.values(), key=_rank)
 
     def starts(self) -> Iterator[Choices]:
-        for wanted in Choice:
+        for wanted in SIMPLE:
             yield tuple(wanted if wanted in options else options[0] for options in self.groups.options)
 
     def descend(self, choices: Choices) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from tmojax.planners.workbench import Workbench
@@ -11,17 +13,18 @@ from tmojax.relax.decode import DeviceList, DoesNotFit
 
 
 def repair(
-    bench: Workbench, device: int, decision: DeviceDecision, most_rounds: int = 60
+    bench: Workbench, device: int, decision: DeviceDecision, most_rounds: int = 60, lent_bytes: int = 0
 ) -> DeviceDecision | DoesNotFit:
     """`decision`, or one that keeps less where it does not fit; the last failure if nothing helps.
 
     In each round the largest tensors that are kept and idle at the failing op are offloaded (recomputed, if offload is
-    not allowed) until the missing bytes are covered; when none is left there, resting state leaves.
+    not allowed) until the missing bytes are covered; when none is left there, resting state leaves. `lent_bytes` of the
+    device's memory are others'.
     """
     view, actions = bench.view(device), bench.problem.actions
     slot_of = {int(op): slot for slot, op in enumerate(view.slot_op)}
     offload, recompute = Action.OFFLOAD in actions, Action.RECOMPUTE in actions
-    found: DeviceList | DoesNotFit = bench.decode(device, decision)
+    found: DeviceList | DoesNotFit = bench.decode(device, decision, lent_bytes=lent_bytes)
     for _ in range(most_rounds):
         if not isinstance(found, DoesNotFit):
             return decision
@@ -45,6 +48,6 @@ def repair(
                     break
                 state_out[index] = Rest.AWAY
                 covered += int(view.state_bytes[index])
-        decision = DeviceDecision(choice, state_out)
-        found = bench.decode(device, decision)
+        decision = replace(decision.alike(), choice=choice, state_out=state_out)
+        found = bench.decode(device, decision, lent_bytes=lent_bytes)
     return found if isinstance(found, DoesNotFit) else decision

@@ -1,9 +1,10 @@
 """Which weights, gradients and optimizer state stay on a device, and which come and go.
 
 Where state does not fit, what has to move is a question of whole tensors: while one is updated, others must be away
-for it, so that the best choice is a packing, which rules for all state alike miss by far. Three passes: choices that
-move the fewest bytes at all (lists are decoded, not simulated), blocks of one kind of state in the order of their
-updates from coarse to fine, and random changes and exchanges, the last two on the exact simulator.
+for it, so that the best choice is a packing, which rules for all state alike miss by far. Besides the plan given,
+choices that move the fewest bytes at all (lists are decoded, not simulated) and the best plan in a few numbers
+(`tmojax.planners.state_outline`) are starts of a search on the exact simulator: blocks of one kind of state in the
+order of their updates, from coarse to fine, then, from the best, random changes and exchanges.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from itertools import chain
 import numpy as np
 
 from tmojax.errors import InputError
+from tmojax.planners.state_outline import best_outline
 from tmojax.planners.sweep import sweep
 from tmojax.planners.workbench import Candidate, Workbench
 from tmojax.problem import Action, Kind, Problem
@@ -38,7 +40,7 @@ class StateSettings:
     evaluations: int = 1000
     decodes: int = 2000
     starts: int = 2
-    instructions: int = 8_000_000
+    instructions: int = 6_000_000
     threshold: float = 0.01
     byte_threshold: float = 0.05
 
@@ -151,6 +153,10 @@ def improve_state(
         light = [found for found in (sweep(bench, tried) for tried in tries) if isinstance(found, Candidate)]
         if light:
             searches.append(_Search(bench, moves, min(light, key=lambda plan: plan.step_s)))
+    outline = best_outline(bench, start, evaluations // 4)
+    if outline is not None:
+        evaluations -= evaluations // 4
+        searches.append(_Search(bench, moves, outline))
     for number, search in enumerate(searches):
         evaluations -= search.blocks(evaluations // (len(searches) + 1 - number))
     best = min(searches, key=lambda search: search.best.step_s)

@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tmojax.problem import LinkPolicyKind, Machine, Placement, Problem, Schedule
+from tmojax.problem import Kind, LinkPolicyKind, Machine, Placement, Problem, Schedule
 from tmojax.problem.step_view import StepView, view_step
 from tmojax.relax.coordinate import Coordination, assemble, host_links, shared_links
 from tmojax.relax.decisions import DeviceDecision
 from tmojax.relax.decode import NEVER, DeviceList, DoesNotFit, decode
 from tmojax.relax.host_memory import host_limit_bytes, host_peak_bytes
+from tmojax.relax.loans import check_lenders
 from tmojax.relax.turns import policies_of
 from tmojax.simulate import Prepared, prepare
 
@@ -47,6 +48,14 @@ def readdress(
     for name in ("memory", "to_memory"):
         moved[name] = table[moved[name] + 1]
     return moved, tuple(replace(p, memories=tuple(to.get(m, m) for m in p.memories)) for p in initial)
+
+
+def _runs(schedule: Schedule, coordination: Coordination) -> bool:
+    """Whether a schedule may be valid. With an explicit order it is not where lists share copy engines, as those of a
+    borrower and its lender do: a copy may take an engine and then wait for one that waits for that engine."""
+    if coordination.policy is not LinkPolicyKind.ORDER:
+        return True
+    return not any((rows["kind"] == Kind.LEND).any() for rows in schedule.lists)
 
 
 class Workbench:
@@ -83,17 +92,20 @@ class Workbench:
         return max(1, math.ceil(widest / lane))
 
     def decode(self, device: int, decision: DeviceDecision, lookahead_runs: int = NEVER,
-               release_at_once: bool = False) -> DeviceList | DoesNotFit:  # fmt: skip
-        """The list of one device, decoded once per class and addressed to the device's own memories."""
-        first = self.device_class[device]
-        key = (first, *decision.key, lookahead_runs, release_at_once)
+               release_at_once: bool = False, lent_bytes: int = 0) -> DeviceList | DoesNotFit:  # fmt: skip
+        """The list of one device, decoded once per class and addressed to the device's own memories. `lent_bytes` of
+        its memory are others'."""
+        # Lenders differ within a class, and a borrower's list names the lender's memory.
+        first = device if decision.borrows else self.device_class[device]
+        key = (first, *decision.key, lookahead_runs, release_at_once, lent_bytes)
         if key not in self._decoded:
             if len(self._decoded) > 256:
                 self._decoded.clear()
                 self._moved.clear()
+            capacity = self.problem.capacity_bytes(first) - lent_bytes
             self._decoded[key] = decode(
-                self.problem, self._views[first], decision,
-                lookahead_runs=lookahead_runs, release_at_once=release_at_once,
+                self.problem, self.view(first), decision, capacity_bytes=capacity,
+                lookahead_runs=lookahead_runs, release_at_once=release_at_once, device=first,
             )  # fmt: skip
         found = self._decoded[key]
         if isinstance(found, DoesNotFit) or first == device:
@@ -111,13 +123,19 @@ class Workbench:
               release_at_once: bool = False) -> list[DeviceList] | DoesNotFit:  # fmt: skip
         """The lists of all devices, or what does not fit: one of them in its memory, or all of them in a host's."""
         lookahead = lookahead_runs or (NEVER,) * self.device_count
-        built = []
-        for device, decision in enumerate(decisions):
-            found = self.decode(device, decision, lookahead[device], release_at_once)
+        check_lenders(decisions)
+        built: dict[int, DeviceList] = {}
+        lent = [0] * self.device_count
+        # Borrowers first: what they use is missing in the memory of their lenders.
+        for device in sorted(range(self.device_count), key=lambda d: not decisions[d].borrows):
+            found = self.decode(device, decisions[device], lookahead[device], release_at_once, lent[device])
             if isinstance(found, DoesNotFit):
                 return found
-            built.append(found)
-        return self.over_host_limit(built) or built
+            if found.borrowed_bytes:
+                lent[found.lender] += found.borrowed_bytes
+            built[device] = found
+        lists = [built[device] for device in range(self.device_count)]
+        return self.over_host_limit(lists) or lists
 
     def over_host_limit(self, built: list[DeviceList]) -> DoesNotFit | None:
         """What does not fit where all lists together hold more in a host memory than it may have."""
@@ -157,7 +175,8 @@ class Workbench:
             return prepared
         schedule, ready = prepared
         self.simulations += 1
-        return Candidate(decisions, coordination, schedule, ready.run().step_s, lookahead_runs)
+        step_s = ready.run().step_s if _runs(schedule, coordination) else math.inf
+        return Candidate(decisions, coordination, schedule, step_s, lookahead_runs)
 
     def with_policies(self, decisions, start_share: tuple[float, ...],
                       policies: tuple[LinkPolicyKind, ...], lookahead_runs=()) -> Candidate | DoesNotFit:  # fmt: skip
@@ -197,6 +216,6 @@ class Workbench:
         for option in options:
             chosen = policies_of(self.problem, schedule, option)
             self.simulations += 1
-            step_s = ready.run(link_policies=chosen).step_s
+            step_s = ready.run(link_policies=chosen).step_s if _runs(schedule, option) else math.inf
             found.append(Candidate(decisions, option, replace(schedule, link_policies=chosen), step_s, lookahead_runs))
         return found

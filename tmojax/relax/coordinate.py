@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from tmojax.errors import InputError
 from tmojax.problem import Kind, LinkPolicy, LinkPolicyKind, Machine, Problem, Schedule
 from tmojax.relax.decode import DeviceList, blank_rows, wait_row
+from tmojax.relax.loans import Loan, with_loans
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +80,8 @@ def assemble(problem: Problem, lists: Sequence[DeviceList], coordination: Coordi
     """Join the lists of all devices into one schedule.
 
     The first device signals when it has done the share of compute after which another one starts; that one's compute
-    waits for it. Raises InputError when a share exceeds what the first device computes.
+    waits for it. What lists have in the memory of others is lent to them. Raises InputError when a share exceeds what
+    the first device computes.
     """
     leader, built = lists[0], [item.rows for item in lists]
     if coordination.start_share[0] != 0:
@@ -100,6 +102,9 @@ def assemble(problem: Problem, lists: Sequence[DeviceList], coordination: Coordi
         built[device] = np.concatenate([wait_row(device), built[device]])
     if places:
         built[0] = _with_signals(built[0], places)
+    loans = [Loan(d, item.lender, item.borrowed_bytes) for d, item in enumerate(lists) if item.borrowed_bytes]
+    if loans:
+        built = with_loans(problem, built, loans)
     return Schedule(tuple(built), tuple(item.initial for item in lists), link_policies(problem.machine, coordination))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from functools import cached_property
 
 import numpy as np
 
@@ -16,6 +17,13 @@ class Choice(IntEnum):
     KEEP = 0
     OFFLOAD = 1
     RECOMPUTE = 2
+    PEER = 3  # in memory that another GPU lends
+    COMPRESS = 4  # kept encoded
+    OFFLOAD_COMPRESSED = 5  # encoded, and that in host memory
+
+
+SIMPLE = (Choice.KEEP, Choice.OFFLOAD, Choice.RECOMPUTE)
+CODED = (Choice.COMPRESS, Choice.OFFLOAD_COMPRESSED)
 
 
 class Rest(IntEnum):
@@ -32,17 +40,33 @@ class DeviceDecision:
     """choice [I]: `Choice` of every candidate of the `StepView`. state_out [S]: `Rest` of every state tensor (booleans
     read as ON_DEVICE and ON_HOST). last_choice [I]: the choices in the last micro-batch of the step, where they are
     not the same as in the others: behind it comes the gradient synchronisation, and no further micro-batch.
-    first_choice [I]: those in the first one, if it is not the last: state that has to leave may not have left yet."""
+    first_choice [I]: those in the first one, if it is not the last: state that has to leave may not have left yet.
+    lender: the device in whose memory PEER puts tensors. codec: index of the codec with which tensors are encoded."""
 
     choice: np.ndarray
     state_out: np.ndarray
     last_choice: np.ndarray | None = None
     first_choice: np.ndarray | None = None
+    lender: int = -1
+    codec: int = 0
 
     @property
     def in_last(self) -> np.ndarray:
         """[I] choices in the last micro-batch."""
         return self.choice if self.last_choice is None else self.last_choice
+
+    @cached_property
+    def borrows(self) -> bool:
+        """Whether anything goes to the lender."""
+        return any(bool((choice == Choice.PEER).any()) for choice in self._choices)
+
+    @cached_property
+    def encodes(self) -> bool:
+        return any(int(choice.max(initial=0)) >= Choice.COMPRESS for choice in self._choices)
+
+    @property
+    def _choices(self) -> list[np.ndarray]:
+        return [choice for choice in (self.choice, self.last_choice, self.first_choice) if choice is not None]
 
     @property
     def in_first(self) -> np.ndarray:
@@ -50,12 +74,20 @@ class DeviceDecision:
         return self.choice if self.first_choice is None else self.first_choice
 
     @property
-    def key(self) -> tuple[bytes, bytes, bytes, bytes]:
+    def simple_choice(self) -> np.ndarray:
+        """[I] choices with host memory in place of peers and of codecs: for models that know no more."""
+        return np.where(self.choice > Choice.RECOMPUTE, Choice.OFFLOAD, self.choice).astype(self.choice.dtype)
+
+    @property
+    def key(self) -> tuple[bytes, bytes, bytes, bytes, int, int]:
         """The same for equal decisions."""
-        return self.choice.tobytes(), self.state_out.tobytes(), self.in_last.tobytes(), self.in_first.tobytes()
+        choices = (self.choice, self.state_out, self.in_last, self.in_first)
+        first, second, third, fourth = (values.tobytes() for values in choices)
+        ways = self.lender if self.borrows else -1, self.codec if self.encodes else -1
+        return first, second, third, fourth, *ways
 
     def same_as(self, other: DeviceDecision) -> bool:
-        return all(
+        return self.key[4:] == other.key[4:] and all(
             np.array_equal(mine, others)
             for mine, others in (
                 (self.choice, other.choice),

@@ -7,15 +7,16 @@ fails is returned (design section 6, point 8). What never has to leave that way 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tmojax.problem import COMPUTE_STREAM, INSTRUCTION, Kind, Placement, Problem
+from tmojax.errors import InputError
+from tmojax.problem import COMPUTE_STREAM, INSTRUCTION, Kind, Machine, Placement, Problem
 from tmojax.problem.step_view import StepView
 from tmojax.relax.decisions import DeviceDecision, Rest
 from tmojax.relax.fit import END, WRITTEN, fit, rows_of, share_clean_copies
-from tmojax.relax.host_memory import host_peak_bytes
+from tmojax.relax.host_memory import host_peak_bytes, row_bytes
 from tmojax.relax.template import build_template
 from tmojax.relax.unroll import UnrolledStep, unroll
 
@@ -28,7 +29,8 @@ class DeviceList:
 
     rows: dtype INSTRUCTION. compute_row [U]: row of every run of the step, in order. progress_s [U]: compute seconds
     (of the whole step) when that run ends, stalls not counted. moved_bytes: (out, in) over the device's host path.
-    host_peak_bytes: what the list charges the host memory with.
+    host_peak_bytes: what the list charges the host memory with. borrowed_bytes: what it has in the memory of device
+    `lender` at most; the loan itself is not in the list yet (`tmojax.relax.loans`).
     """
 
     rows: np.ndarray
@@ -37,6 +39,8 @@ class DeviceList:
     moved_bytes: tuple[int, int]
     initial: tuple[Placement, ...]
     host_peak_bytes: int
+    lender: int = -1
+    borrowed_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -55,48 +59,94 @@ class DoesNotFit:
 
 
 def decode(problem: Problem, view: StepView, decision: DeviceDecision, *, capacity_bytes: int | None = None,
-           lookahead_runs: int = NEVER, release_at_once: bool = False) -> DeviceList | DoesNotFit:  # fmt: skip
+           lookahead_runs: int = NEVER, release_at_once: bool = False,
+           device: int | None = None) -> DeviceList | DoesNotFit:  # fmt: skip
     """Build the list of one device.
 
     `capacity_bytes` defaults to the device's; `lookahead_runs` limits how many runs ahead of its use a tensor may be
-    prefetched; `release_at_once` lets nothing stay longer than its last use, whether or not memory is short.
+    prefetched; `release_at_once` lets nothing stay longer than its last use, whether or not memory is short. `device`:
+    whose memories the list names, if another one than the view's runs the same. Raises InputError for a lender that
+    cannot be one, or a codec that the machine does not have.
     """
-    capacity = problem.capacity_bytes(view.device) if capacity_bytes is None else capacity_bytes
+    device = view.device if device is None else device
+    check_ways(problem.machine, device, decision)
+    capacity = problem.capacity_bytes(device) if capacity_bytes is None else capacity_bytes
     template = build_template(problem, view, decision)
     first, last = (build_template(problem, view, decision, **{which: True}) for which in ("first", "last"))
     step = unroll(problem, view, decision, template, last, first)
     release, prefetch, failed = fit(step.profile_bytes, step.gaps, capacity, lookahead_runs, release_at_once)
     if failed >= 0:
         over = int(step.profile_bytes[failed]) - capacity
-        return DoesNotFit(view.device, int(step.op[failed]), int(step.micro_batch[failed]), over)
+        runs = step.kind[: failed + 1]  # of an op that is encoded for or decoded for, the op before
+        at = int(np.flatnonzero((runs != Kind.ENCODE) & (runs != Kind.DECODE)).max(initial=0))
+        return DoesNotFit(view.device, int(step.op[at]), int(step.micro_batch[at]), over)
     share_clean_copies(step.gaps, release, prefetch)
-    return _emit(problem, view, decision, step, release, prefetch)
+    return _emit(problem, view, decision, step, release, prefetch, device)
 
 
-def _emit(problem, view, decision, step: UnrolledStep, release, prefetch) -> DeviceList:
+def check_ways(machine: Machine, device: int, decision: DeviceDecision) -> None:
+    """Raises InputError for a lender or codec that `decision` uses and that does not exist."""
+    if decision.encodes and not 0 <= decision.codec < len(machine.codecs):
+        raise InputError(f"codec: {decision.codec}; machine {machine.name!r} has {len(machine.codecs)} codecs")
+    if decision.borrows:
+        there = 0 <= decision.lender < len(machine.devices) and decision.lender != device
+        ends = (machine.devices[device].memory, machine.devices[decision.lender].memory) if there else (-1, -1)
+        if not there or not machine.has_route(*ends) or not machine.has_route(*ends[::-1]):
+            raise InputError(
+                f"lender: {decision.lender} cannot lend to device {device}; give another device with routes to and "
+                f"from it"
+            )
+
+
+def _emit(problem, view, decision, step: UnrolledStep, release, prefetch, number: int) -> DeviceList:
     program = problem.workload.program(view.device)
-    device = problem.machine.devices[view.device]
+    machine, device = problem.machine, problem.machine.devices[number]
+    lender = machine.devices[decision.lender].memory if decision.borrows else -1
     gaps = step.gaps
     by_release = np.lexsort((gaps[:, WRITTEN], release))
     by_prefetch = np.lexsort((gaps[:, END], prefetch))
     by_end = np.argsort(gaps[:, END], kind="stable")
     table, compute_row = rows_of(
-        step.op, step.micro_batch, step.is_collective, step.freed, gaps, release, prefetch, by_release, by_prefetch,
-        by_end, device.memory, device.host_memory,
+        step.kind, step.op, step.micro_batch, decision.codec, step.freed, gaps, release, prefetch, by_release,
+        by_prefetch, by_end, device.memory, np.array([device.host_memory, lender]),
     )  # fmt: skip
     rows = blank_rows(len(table))
-    for name, column in (("kind", 0), ("op", 1), ("micro_batch", 2), ("tensor", 3), ("memory", 5), ("to_memory", 6)):
+    names = ("kind", "op", "micro_batch", "tensor", "form", "memory", "to_memory")
+    for column, name in enumerate(names):
         rows[name] = table[:, column]
-    launch_s = problem.machine.overheads.launch_s
-    seconds = np.array([0.0 if op.collective else op.duration_s + launch_s for op in program.ops])
     sizes = np.array([tensor.size_bytes for tensor in program.tensors], np.int64)
-    moved = tuple(int(sizes[rows["tensor"][rows["kind"] == kind]].sum()) for kind in (Kind.OFFLOAD, Kind.PREFETCH))
+    copied = np.where((rows["memory"] == lender) | (rows["to_memory"] == lender), 0, row_bytes(machine, sizes, rows))
+    moved = tuple(int(copied[rows["kind"] == kind].sum()) for kind in (Kind.OFFLOAD, Kind.PREFETCH))
     initial = tuple(
         Placement(tensor, (device.host_memory if rest == Rest.ON_HOST else device.memory,))
         for tensor, rest in zip(view.state_tensor.tolist(), decision.state_out.tolist(), strict=True)
     )
-    host_bytes = host_peak_bytes(problem, view.device, rows, initial)
-    return DeviceList(rows, compute_row, np.cumsum(seconds[step.op]), moved, initial, host_bytes)  # type: ignore[arg-type]
+    host_bytes = host_peak_bytes(problem, number, rows, initial)
+    found = DeviceList(rows, compute_row, _progress_s(problem, view, decision, step, sizes), moved, initial, host_bytes)  # type: ignore[arg-type]
+    if decision.borrows:
+        found = replace(found, lender=decision.lender, borrowed_bytes=_peak_bytes(rows, sizes, lender))
+    return found
+
+
+def _progress_s(problem: Problem, view: StepView, decision: DeviceDecision, step: UnrolledStep,
+                sizes: np.ndarray) -> np.ndarray:  # fmt: skip
+    ops, launch_s = problem.workload.program(view.device).ops, problem.machine.overheads.launch_s
+    seconds = np.array([0.0 if op.collective else op.duration_s + launch_s for op in ops])
+    if not decision.encodes:
+        return np.cumsum(seconds[step.op])
+    codec = problem.machine.codecs[decision.codec]
+    rate = np.where(step.kind == Kind.ENCODE, codec.encode_bytes_per_s, codec.decode_bytes_per_s)
+    coding = (step.kind == Kind.ENCODE) | (step.kind == Kind.DECODE)
+    coding_s = sizes[np.where(coding, step.op, 0)] / rate + launch_s
+    return np.cumsum(np.where(coding, coding_s, seconds[np.where(coding, 0, step.op)]))
+
+
+def _peak_bytes(rows: np.ndarray, sizes: np.ndarray, memory: int) -> int:
+    """The most that plain copies of a decoded list take in a memory where nothing is at first."""
+    size = sizes[rows["tensor"]]
+    change = np.where(rows["to_memory"] == memory, size, 0)
+    change -= np.where((rows["kind"] == Kind.RELEASE) & (rows["memory"] == memory), size, 0)
+    return max(0, int(np.cumsum(change).max(initial=0)))
 
 
 def blank_rows(count: int) -> np.ndarray:

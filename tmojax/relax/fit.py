@@ -8,7 +8,8 @@ from numba import njit
 # Columns of the gap table. written: run after which the offload is issued (-1: a clean copy is on the host already);
 # start: last run before the gap (-1: none); end: next run that needs it (U: none). host_stays: the host copy is not
 # freed after the gap. clean: the content is that of the gap before it of the same tensor, so one copy out serves both.
-TENSOR, INSTANCE, SIZE, WRITTEN, START, END, HOST_STAYS, CLEAN = range(8)
+# form: of the copy that leaves. to_peer: it goes to the lender's memory (1), not to the host's (0).
+TENSOR, INSTANCE, SIZE, WRITTEN, START, END, HOST_STAYS, CLEAN, FORM, TO_PEER = range(10)
 
 
 def share_clean_copies(gaps: np.ndarray, release: np.ndarray, prefetch: np.ndarray) -> None:
@@ -131,9 +132,12 @@ def fit(profile, gaps, capacity, lookahead, release_at_once):  # pragma: no cove
 
 
 @njit(cache=True)
-def rows_of(op, micro_batch, collective, freed, gaps, release, prefetch, by_release, by_prefetch, by_end, device_memory,
-          host_memory):  # fmt: skip  # pragma: no cover - compiled
-    """(rows [n, 7], compute_row [U]): kind, op, instance or micro-batch, tensor, unused, source, destination."""
+def rows_of(kind, op, micro_batch, codec, freed, gaps, release, prefetch, by_release, by_prefetch, by_end,
+          device_memory, away_memory):  # fmt: skip  # pragma: no cover - compiled
+    """(rows [n, 7], compute_row [U]): kind, op, instance or micro-batch, tensor, form, source, destination.
+
+    away_memory [2]: where gaps that do not go to a peer, and those that do, have their copies.
+    """
     runs, count = op.shape[0], gaps.shape[0]
     rows = np.empty((runs + freed.shape[0] + 4 * count, 7), np.int64)
     compute_row = np.empty(runs, np.int64)
@@ -144,7 +148,7 @@ def rows_of(op, micro_batch, collective, freed, gaps, release, prefetch, by_rele
         while next_release < count and release[by_release[next_release]] <= run:
             gap = by_release[next_release]
             if gaps[gap, 4] >= 0 and (prefetch[gap] > release[gap] or gaps[gap, 5] >= runs):
-                rows[n] = (3, -1, gaps[gap, 1], gaps[gap, 0], -1, device_memory, -1)
+                rows[n] = (3, -1, gaps[gap, 1], gaps[gap, 0], gaps[gap, 8], device_memory, -1)
                 n += 1
             next_release += 1
         if run == runs:
@@ -152,27 +156,33 @@ def rows_of(op, micro_batch, collective, freed, gaps, release, prefetch, by_rele
         while next_prefetch < count and prefetch[by_prefetch[next_prefetch]] <= run:
             gap = by_prefetch[next_prefetch]
             if gaps[gap, 4] < 0 or prefetch[gap] > release[gap]:
-                rows[n] = (2, -1, gaps[gap, 1], gaps[gap, 0], -1, host_memory, device_memory)
+                rows[n] = (2, -1, gaps[gap, 1], gaps[gap, 0], gaps[gap, 8], away_memory[gaps[gap, 9]], device_memory)
                 n += 1
+                if gaps[gap, 9] == 1:  # a peer's memory is given back as soon as it can be
+                    rows[n] = (3, -1, gaps[gap, 1], gaps[gap, 0], gaps[gap, 8], away_memory[1], -1)
+                    n += 1
             next_prefetch += 1
-        rows[n] = (6 if collective[run] else 0, op[run], micro_batch[run], -1, -1, -1, -1)
+        if kind[run] == 4 or kind[run] == 5:
+            rows[n] = (kind[run], -1, micro_batch[run], op[run], codec, device_memory, -1)
+        else:
+            rows[n] = (kind[run], op[run], micro_batch[run], -1, -1, -1, -1)
         compute_row[run] = n
         n += 1
         # Host copies go first: the same tensor may leave again after this very run.
         while next_end < count and gaps[by_end[next_end], 5] <= run:
             gap = by_end[next_end]
-            if gaps[gap, 6] == 0 and prefetch[gap] > release[gap]:
-                rows[n] = (3, -1, gaps[gap, 1], gaps[gap, 0], -1, host_memory, -1)
+            if gaps[gap, 6] == 0 and gaps[gap, 9] == 0 and prefetch[gap] > release[gap]:
+                rows[n] = (3, -1, gaps[gap, 1], gaps[gap, 0], gaps[gap, 8], away_memory[gaps[gap, 9]], -1)
                 n += 1
             next_end += 1
         while next_written < count and gaps[next_written, 3] == run:
             gap = next_written
             if gaps[gap, 7] == 0 and (prefetch[gap] > release[gap] or gaps[gap, 5] >= runs):
-                rows[n] = (1, -1, gaps[gap, 1], gaps[gap, 0], -1, device_memory, host_memory)
+                rows[n] = (1, -1, gaps[gap, 1], gaps[gap, 0], gaps[gap, 8], device_memory, away_memory[gaps[gap, 9]])
                 n += 1
             next_written += 1
         while next_freed < freed.shape[0] and freed[next_freed, 0] == run:
-            rows[n] = (3, -1, freed[next_freed, 2], freed[next_freed, 1], -1, device_memory, -1)
+            rows[n] = (3, -1, freed[next_freed, 2], freed[next_freed, 1], freed[next_freed, 3], device_memory, -1)
             n += 1
             next_freed += 1
     return rows[:n], compute_row

@@ -19,10 +19,11 @@ from tmojax.simulate import Simulation
 
 @dataclass(frozen=True)
 class _Copies:
-    """The host copies of one list. rows, kinds: (copy,) in list order. place: (copy,), when each one's turn is."""
+    """The copies of one list. rows: (copy,) in list order. ways: (copy, 2), memories that each is from and to. place:
+    (copy,), when each one's turn is."""
 
     rows: NDArray[np.int64]
-    kinds: NDArray[np.int8]
+    ways: NDArray[np.int64]
     place: NDArray[np.float64]
 
 
@@ -78,14 +79,13 @@ def copy_keys(rows: np.ndarray) -> NDArray[np.int64]:
 
 
 def _sequence(problem: Problem, link: int, copies: list[_Copies], rank: NDArray) -> tuple[tuple[int, int], ...]:
-    """(device, instruction) of every host copy over a link: by place, device rank, and place in the list."""
-    machine = problem.machine
+    """(device, instruction) of every copy over a link: by place, device rank, and place in the list."""
+    crosses = np.zeros((len(problem.machine.memories),) * 2, bool)
+    for route in problem.machine.routes:
+        crosses[route.source, route.destination] = link in route.links
     parts = []
     for device, item in enumerate(copies):
-        spec = machine.devices[device]
-        ways = ((Kind.OFFLOAD, spec.memory, spec.host_memory), (Kind.PREFETCH, spec.host_memory, spec.memory))
-        kinds = [kind for kind, *way in ways if machine.has_route(*way) and link in machine.route(*way).links]
-        used = np.isin(item.kinds, kinds)
+        used = crosses[item.ways[:, 0], item.ways[:, 1]]
         count = int(used.sum())
         parts.append((item.place[used], np.full(count, rank[device]), item.rows[used], np.full(count, device)))
     place, ranks, rows, devices = (np.concatenate(column) for column in zip(*parts, strict=True))
@@ -95,6 +95,10 @@ def _sequence(problem: Problem, link: int, copies: list[_Copies], rank: NDArray)
 
 def _copy_rows(rows: np.ndarray) -> NDArray[np.int64]:
     return np.flatnonzero((rows["kind"] == Kind.OFFLOAD) | (rows["kind"] == Kind.PREFETCH))
+
+
+def _ways(rows: np.ndarray, places: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.stack([rows["memory"][places], rows["to_memory"][places]], 1).astype(np.int64)
 
 
 def _in_turns(problem: Problem, device: int, rows: np.ndarray, coordination: Coordination) -> _Copies:
@@ -117,7 +121,7 @@ def _in_turns(problem: Problem, device: int, rows: np.ndarray, coordination: Coo
         late = coordination.start_share[device]
         progress = np.floor((progress + late) * coordination.turns + 1e-9)
     places = _copy_rows(rows)
-    return _Copies(places, rows["kind"][places], progress[places])
+    return _Copies(places, _ways(rows, places), progress[places])
 
 
 def _by_time(rows: np.ndarray, known: NDArray[np.int64], start_s: NDArray[np.float64]) -> _Copies:
@@ -135,4 +139,4 @@ def _by_time(rows: np.ndarray, known: NDArray[np.int64], start_s: NDArray[np.flo
         place = np.where(there, start_s[found], 0.0)[before]
     for kind in (Kind.OFFLOAD, Kind.PREFETCH):
         place[kinds == kind] = np.maximum.accumulate(place[kinds == kind])
-    return _Copies(places, kinds, place)
+    return _Copies(places, _ways(rows, places), place)

@@ -14,10 +14,10 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from tmojax.errors import InputError
-from tmojax.problem import Lifetime, Problem
+from tmojax.problem import PLAIN, Kind, Lifetime, Problem
 from tmojax.problem.step_view import StepView
 from tmojax.relax.decisions import DeviceDecision, Rest
-from tmojax.relax.fit import CLEAN, END, TENSOR, WRITTEN
+from tmojax.relax.fit import END, TENSOR, TO_PEER, WRITTEN
 from tmojax.relax.template import Template
 
 # A gap of a state tensor is worth a trip to the host if it spans more than this part of a micro-batch's runs.
@@ -26,14 +26,16 @@ LONG_GAP = 1 / 8
 
 @dataclass(frozen=True, eq=False)
 class UnrolledStep:
-    """op, micro_batch, is_collective, profile_bytes [U]: per run; the profile has everything away that may be away.
+    """kind, op, micro_batch, profile_bytes [U]: per run; the profile has everything away that may be away. kind:
+    Kind.COMPUTE or COLLECTIVE, or ENCODE or DECODE, whose "op" is a tensor.
 
-    freed [F, 3]: (run, tensor, instance): the copy that is freed behind that run. gaps [M, 8]: see `tmojax.relax.fit`.
+    freed [F, 4]: (run, tensor, instance, form): the copy that is freed behind that run. gaps [M, 10]: see
+    `tmojax.relax.fit`.
     """
 
+    kind: np.ndarray
     op: np.ndarray
     micro_batch: np.ndarray
-    is_collective: np.ndarray
     profile_bytes: np.ndarray
     freed: np.ndarray
     gaps: np.ndarray
@@ -128,6 +130,9 @@ class _Unroller:
         self._state()
         layout = self.layout
         op = self._per_run("runs", layout.step_ops)
+        coding = self._per_run("coding", np.full(len(layout.step_ops), -1))
+        kind = np.where(coding >= 0, coding, np.where(layout.collective[np.where(coding >= 0, 0, op)],
+                                                      Kind.COLLECTIVE, Kind.COMPUTE))  # fmt: skip
         micro_batch = np.zeros(self.total, np.int64)
         inside = np.repeat(np.arange(1, self.count - 1), self.body)
         micro_batch[self.opening : self.opening + len(inside)] = inside
@@ -138,7 +143,7 @@ class _Unroller:
         freed = np.concatenate(self.freed)
         freed = freed[np.lexsort((freed[:, 1], freed[:, 0]))]
         profile = np.cumsum(self.profile)[: self.total] + scratch
-        return UnrolledStep(op, micro_batch, layout.collective[op], profile, freed, gaps)
+        return UnrolledStep(kind, op, micro_batch, profile, freed, gaps)
 
     def _per_run(self, field: str, step: np.ndarray) -> np.ndarray:
         """A field [T] of the templates and values per step op as values per run of the step [U]."""
@@ -158,11 +163,18 @@ class _Unroller:
             yield self.template, np.arange(1, self.count - 1), begin + np.arange(self.body)
         yield self.last, np.array([self.count - 1]), self.last_place[None, :]
 
-    def _add_gaps(self, tensor, instance, written, start, end, host_stays) -> None:
-        columns = np.zeros((len(tensor), CLEAN + 1), np.int64)
-        for column, values in enumerate((tensor, instance, self.layout.sizes[tensor], written, start, end, host_stays)):
+    def _add_gaps(
+        self, tensor, instance, size, written, start, end, host_stays,
+        form: np.ndarray | int = PLAIN, to_peer: np.ndarray | int = 0,
+    ) -> None:  # fmt: skip
+        columns = np.empty((len(tensor), TO_PEER + 1), np.int64)
+        for column, values in enumerate((tensor, instance, size, written, start, end, host_stays, 0, form, to_peer)):
             columns[:, column] = values
         self.gaps.append(columns)
+
+    def _free(self, run: np.ndarray, tensor: np.ndarray, instance: np.ndarray, form: np.ndarray | int = PLAIN) -> None:
+        """Plain copies, or those of the given forms, are freed behind a run."""
+        self.freed.append(np.stack([run, tensor, instance, np.broadcast_to(form, run.shape)], 1))
 
     def _occupy(self, start: np.ndarray, end: np.ndarray, size: np.ndarray) -> None:
         """`size` bytes are resident from run `start` to run `end`, inclusive."""
@@ -179,14 +191,16 @@ class _Unroller:
                 for tensor, column in self._latest_lives(template).items():
                     end[-1, column] = max(end[-1, column], self._last_step_run(tensor))
             count = len(batches)
-            self._occupy(start.ravel(), end.ravel(), np.tile(self.layout.sizes[template.life_tensor], count))
-            plain = ~template.life_before_gap
-            tensors, instances = np.tile(template.life_tensor[plain], count), np.repeat(batches, plain.sum())
-            self.freed.append(np.stack([end[:, plain].ravel(), tensors, instances], 1))
+            self._occupy(start.ravel(), end.ravel(), np.tile(template.life_bytes, count))
+            ends = ~template.life_before_gap
+            tensors, forms = (np.tile(values[ends], count) for values in (template.life_tensor, template.life_form))
+            self._free(end[:, ends].ravel(), tensors, np.repeat(batches, ends.sum()), forms)
             written, left, back = (place[:, runs].ravel()
                                    for runs in (template.gap_written, template.gap_from, template.gap_to))  # fmt: skip
             instances = np.repeat(batches, len(template.gap_tensor))
-            self._add_gaps(np.tile(template.gap_tensor, count), instances, written, left, back, 0)
+            tensors, size, forms, to_peer = (np.tile(values, count) for values in (
+                template.gap_tensor, template.gap_bytes, template.gap_form, template.gap_to_peer))  # fmt: skip
+            self._add_gaps(tensors, instances, size, written, left, back, 0, forms, to_peer)
 
     def _latest_lives(self, template: Template) -> dict[int, int]:
         """Of tensors that step ops use as well, the life that ends last."""
@@ -207,8 +221,8 @@ class _Unroller:
             tensors = np.tile(template.input_tensor, len(batches))
             instance = np.repeat(batches, first.shape[1])
             self._occupy(first.ravel(), final.ravel(), self.layout.sizes[tensors])
-            self.freed.append(np.stack([final.ravel(), tensors, instance], 1))
-            self._add_gaps(tensors, instance, -1, -1, first.ravel(), 1)
+            self._free(final.ravel(), tensors, instance)
+            self._add_gaps(tensors, instance, self.layout.sizes[tensors], -1, -1, first.ravel(), 1)
 
     def _step_tensors(self) -> None:
         """Tensors that live among the step ops only; those that no op writes come from the host."""
@@ -217,9 +231,9 @@ class _Unroller:
             first = np.array([self.step_place[self.layout.step_uses[t][0][0]] for t in tensors], np.int64)
             final = np.array([self._last_step_run(t) for t in tensors], np.int64)
             self._occupy(first, final, self.layout.sizes[index])
-            self.freed.append(np.stack([final, index, np.zeros(len(index), np.int64)], 1))
+            self._free(final, index, np.zeros(len(index), np.int64))
             if from_host:
-                self._add_gaps(index, 0, -1, -1, first, 1)
+                self._add_gaps(index, 0, self.layout.sizes[index], -1, -1, first, 1)
 
     def _state(self) -> None:
         view, sizes = self.view, self.layout.sizes
@@ -234,16 +248,17 @@ class _Unroller:
             first, final = int(self.step_place[places[0]]), int(self.step_place[places[-1]])
             self.profile[first] += sizes[tensor]
             self.profile[final + 1] -= sizes[tensor]
-            rows.append((tensor, 0, int(sizes[tensor]), -1, -1, first, 1, 0))
-            rows.append((tensor, 0, int(sizes[tensor]), final if any(changes) else -1, final, self.total, 1, 0))
+            rows.append((tensor, 0, int(sizes[tensor]), -1, -1, first, 1, 0, PLAIN, 0))
+            written = final if any(changes) else -1
+            rows.append((tensor, 0, int(sizes[tensor]), written, final, self.total, 1, 0, PLAIN, 0))
         shortest = max(2, int(self.body * LONG_GAP))
         for tensor in view.state_tensor[rests == Rest.AWAY].tolist():
             size = int(sizes[tensor])
             for before, after, changed in self._long_gaps(tensor, shortest):
                 self.profile[before + 1] -= size
                 self.profile[after] += size
-                rows.append((tensor, 0, size, before, before, after, 0, 0 if changed else 1))
-        self.gaps.append(np.array(rows, np.int64).reshape(-1, CLEAN + 1))
+                rows.append((tensor, 0, size, before, before, after, 0, 0 if changed else 1, PLAIN, 0))
+        self.gaps.append(np.array(rows, np.int64).reshape(-1, TO_PEER + 1))
 
     def _long_gaps(self, tensor: int, shortest: int):
         """(last run before, first run after, content changed since the gap before) of the gaps of a state tensor.
