@@ -146,11 +146,38 @@ def test_prototype_has_the_figures_of_its_formula():
         ({"machine": None}, "machine: is missing; only a workload of kind 'file' brings its own"),
         ({"actions": None}, "actions: is missing; only a workload of kind 'file'"),
         ({"micro_batches": None}, "micro_batches: is missing; only a workload of kind 'file'"),
+        ({"micro_batch_orders": [{"group": 1}]}, "micro_batch_orders.0.group: 1 must be at least 2, or 0 for all"),
+        ({"micro_batch_orders": [{}, {"layers": 0}]}, "micro_batch_orders.1.layers: 0 must be at least 1"),
+        ({"micro_batch_orders": [{"groups": 2}]}, "micro_batch_orders.0.groups: unknown key; known: group, layers"),
+        ({"micro_batch_orders": ["all"]}, "micro_batch_orders.0: "),
+        ({"micro_batch_orders": [{}], "pipeline": {}}, "micro_batch_orders: stages follow pipeline.order"),
     ],
 )  # fmt: skip
 def test_mistakes_are_named(change, expected):
     lines = mistakes({**SMALL, **change})
     assert any(line.startswith(expected) for line in lines), lines
+
+
+@pytest.mark.parametrize(
+    ("orders", "micro_batches", "expected"),
+    [
+        ([{"group": 3}], 4, r"micro_batch_orders\.0\.group: 3 does not divide 4 micro-batches; use \[2, 4\]"),
+        ([{}], 1, r"micro_batch_orders\.0: a step of one micro-batch has one order"),
+        ([{}, {"layers": 4}], 2, r"micro_batch_orders\.1\.layers: 4 in a block, of 3 in program"),
+        ([{}, {}], 2, r"micro_batch_orders\.1: order 'breadth-first' is offered twice"),
+    ],
+)
+def test_orders_that_the_workload_cannot_offer(orders, micro_batches, expected):
+    config = parse({**SMALL, "micro_batches": micro_batches, "micro_batch_orders": orders})
+    with pytest.raises(InputError, match=expected):
+        build_problem(config)
+
+
+def test_orders_are_offered():
+    config = parse({**SMALL, "micro_batches": 4, "micro_batch_orders": [{}, {"group": 2, "layers": 2}]})
+    assert parse(config.document).micro_batch_orders == config.micro_batch_orders
+    offered = build_problem(config).problem.workload.programs[0].orders
+    assert list(offered) == ["breadth-first", "breadth-first-2-layers-2"]
 
 
 def test_all_mistakes_are_reported_at_once(tmp_path):

@@ -9,6 +9,7 @@ from tmojax.config import Capacity, FileWorkload, RunConfig
 from tmojax.errors import InputError
 from tmojax.importers.g10 import G10Workload, g10_workload
 from tmojax.importers.harmony import HarmonyWorkload, harmony_workload
+from tmojax.importers.micro_batch_orders import offer_orders
 from tmojax.importers.model_zoo import ModelWorkload, import_model
 from tmojax.importers.pipeline import pipeline_workload
 from tmojax.importers.synthetic import SyntheticTransformer, synthetic_transformer
@@ -65,6 +66,7 @@ def build_problem(config: RunConfig) -> BuiltProblem:
             workload, notes = _workload(config, one, config.micro_batches)
             workload = pipeline_workload(workload, len(config.machine.devices), config.pipeline.order)
         problem = Problem(config.name, workload, config.machine, config.actions)
+    problem = replace(problem, workload=offer_orders(problem.workload, config.micro_batch_orders))
     check_size(problem.workload)
     validate_problem(problem)
     footprint = tuple(keep_all_footprint_bytes(problem.workload, d) for d in range(problem.workload.device_count))

@@ -31,6 +31,7 @@ from tmojax.importers.machine_toml import (
     read_toml,
     resolve_presets,
 )
+from tmojax.importers.micro_batch_orders import BreadthFirst
 from tmojax.importers.model_zoo import ModelWorkload
 from tmojax.importers.pipeline_order import ORDERS as PIPELINE_ORDERS
 from tmojax.importers.synthetic import SyntheticTransformer
@@ -113,6 +114,7 @@ class RunFile(Strict):
     capacity: Capacity | None = None
     actions: list[str] | None = None
     micro_batches: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    micro_batch_orders: list[dict[str, Any]] | None = None
     pipeline: Pipeline | None = None
     planners: Annotated[list[dict[str, Any]], Field(min_length=1)]
     coordinate: bool = True
@@ -127,9 +129,9 @@ class RunConfig:
 
     `document`: the whole of it as JSON values, presets, overrides and defaults filled in; it can be parsed again.
     `machine` is None where a problem file brings its own; `actions` and `micro_batches` are None where a problem file
-    decides. `time_budget_s`: wall-clock seconds for all planners together (None: no limit). `coordinate`: with
-    False every GPU plans as if it were alone, and the report says what that costs. `folder`: paths in the file are
-    relative to it.
+    decides. `micro_batch_orders`: to be offered besides those of the workload. `time_budget_s`: wall-clock seconds for
+    all planners together (None: no limit). `coordinate`: with False every GPU plans as if it were alone, and the report
+    says what that costs. `folder`: paths in the file are relative to it.
     """
 
     name: str
@@ -140,6 +142,7 @@ class RunConfig:
     capacity: Capacity | None
     actions: frozenset[Action] | None
     micro_batches: int | None
+    micro_batch_orders: tuple[BreadthFirst, ...]
     pipeline: Pipeline | None
     planners: tuple[Planner, ...]
     coordinate: bool
@@ -201,6 +204,12 @@ def parse_config(document: dict[str, Any], folder: Path, default_name: str) -> R
     planners = [
         _read_tagged(table, PLANNERS, f"planners.{index}", mistakes) for index, table in enumerate(file.planners)
     ]
+    orders = [
+        read_settings(BreadthFirst, table, f"micro_batch_orders.{index}", mistakes)
+        for index, table in enumerate(file.micro_batch_orders or [])
+    ]
+    if orders and file.pipeline is not None:
+        mistakes.append("micro_batch_orders: stages follow pipeline.order; leave one of the two out")
     names = [planner.name for planner in planners if planner is not None]
     for name in [*([file.name] if file.name else []), *names]:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}", name):
@@ -258,6 +267,8 @@ def parse_config(document: dict[str, Any], folder: Path, default_name: str) -> R
     resolved |= {
         key: document[key] for key in ("micro_batches", "actions", "capacity", "time_budget") if key in document
     }
+    if orders:
+        resolved["micro_batch_orders"] = [writer(BreadthFirst)(order, "") for order in orders]
     if file.pipeline is not None:
         resolved["pipeline"] = file.pipeline.model_dump()
     resolved["workload"] = _table(file.workload["kind"], workload)
@@ -273,6 +284,7 @@ def parse_config(document: dict[str, Any], folder: Path, default_name: str) -> R
         capacity=file.capacity,
         actions=None if actions is None else frozenset(actions),
         micro_batches=file.micro_batches,
+        micro_batch_orders=tuple(order for order in orders if order is not None),
         pipeline=file.pipeline,
         planners=tuple(planners),
         coordinate=file.coordinate,

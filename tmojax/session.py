@@ -18,9 +18,11 @@ from tmojax.planners.alone import COORDINATED, Alone
 from tmojax.planners.base import Planner, PlanResult, Status, Stopwatch
 from tmojax.planners.fluid import Oblivious
 from tmojax.planners.gradient import Gradient, LocalSearch
+from tmojax.planners.orders import Orders
 from tmojax.planners.points import Offer, taken_over
 from tmojax.planners.simple import KeepAll, OffloadAll, RecomputeAll, SqrtCheckpointing
-from tmojax.problem import Action, Problem, largest_op_bytes
+from tmojax.problem import Action, Problem, keep_all_footprint_bytes, largest_op_bytes
+from tmojax.problem.in_order import offered_orders
 from tmojax.problem.io import PlanFile, plan_to_json, problem_hash, problem_to_json
 from tmojax.problem.strict_json import readable_text
 from tmojax.report.figures import draw, write_figures
@@ -70,6 +72,7 @@ class Session:
         self._bound: BoundReport | None = None
         self._restricted_bounds: dict[frozenset[Action], float] = {}
         self._alone: Alone | None = None
+        self._orders: Orders | None = None  # where the problem offers orders
         self._shortfall: Shortfall | None = None
         self._hash = ""
         self.interrupted = False
@@ -102,6 +105,8 @@ class Session:
         self._write_provenance()
         with self._folder.phase("build"):
             built = self._given or build_problem(self._config)
+        if any(program.orders for program in built.problem.workload.programs):
+            self._orders = Orders(built.problem)
         if not self._config.coordinate:
             self._alone = Alone(built.problem)
         self._hash = problem_hash(built.problem)
@@ -123,8 +128,14 @@ class Session:
                 self._shortfall = find_shortfall(self.problem, self.footprint_bytes, self._baseline_planners())
 
     def _time_without_limit(self, found: dict) -> None:
-        roomy = self.problem.with_device_capacity(2 * max(self.footprint_bytes))
-        kept = KeepAll().plan(roomy)
+        workload = self.problem.workload
+        footprint_bytes = max(
+            keep_all_footprint_bytes(workload, device, order)
+            for order in offered_orders(workload)
+            for device in range(workload.device_count)
+        )
+        roomy = self.problem.with_device_capacity(2 * footprint_bytes)
+        kept = KeepAll().plan(roomy) if self._orders is None else Orders(roomy).plan(KeepAll())
         if kept.schedule is not None:
             # The planner has simulated its plan, so what the second time takes less is compilation.
             watch = Stopwatch()
@@ -185,9 +196,12 @@ class Session:
         """What the planner returns; an error of its own is a result too, and costs the others nothing."""
         watch = Stopwatch()
         try:
-            if self._alone is not None and not comparison:
-                return self._alone.plan(planner, seed=self._config.seed)
+            alone = self._alone is not None and not comparison
             seeds = tuple(outcome.result for outcome in self._outcomes if outcome.valid)
+            if self._orders is not None:
+                return self._orders.plan(planner, seed=self._config.seed, seeds=seeds, alone=alone)
+            if self._alone is not None and alone:
+                return self._alone.plan(planner, seed=self._config.seed)
             return planner.plan(self.problem, seed=self._config.seed, seeds=seeds)
         except TmojaxError:
             raise

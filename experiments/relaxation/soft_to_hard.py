@@ -16,7 +16,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from tmojax.bounds.bound import bound
+from tmojax.bounds import bound
 from tmojax.build import build_problem
 from tmojax.config import load_config
 from tmojax.cost import relax_problem, run_step

@@ -1,4 +1,4 @@
-"""Proven lower bounds of the step time (docs/bounds.md). `bound` is the entry."""
+"""Proven lower bounds of the step time (docs/bounds.md) in one order of micro-batches."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class BoundPart:
 
 @dataclass(frozen=True)
 class BoundReport:
-    """No schedule of the problem's default order, with the problem's actions, takes less than bound_s seconds.
+    """No schedule in an order that the problem offers, with the problem's actions, takes less than bound_s seconds.
 
     bound_s holds for one step that a barrier ends; repeated_s for the period of steps that are issued without one.
     `claimed`: the part that is largest. details: solver, rows, columns, threads, seconds; JSON values.
@@ -74,18 +74,12 @@ class BoundReport:
         return step_s / self.bound_s - 1.0
 
 
-def bound(problem: Problem, *, order: str = "default", time_limit_s: float = 20.0, threads: int = 1) -> BoundReport:
-    """Lower bounds of the step time of every valid schedule of `problem` that uses its actions, and the largest of
-    them.
-
-    The linear program covers keeping, offloading, copies to peers, recomputing and compressing in the default order.
-    For another order, or where `problem.actions` allow sharding, only the compute bound is claimed.
-    Raises InputError for an unknown order.
-    """
+def bound_in_default_order(problem: Problem, *, time_limit_s: float, threads: int) -> BoundReport:
+    """`tmojax.bounds.bound` for schedules that follow the default order."""
     begin = time.perf_counter()
     micro_batches = problem.workload.micro_batches
-    parts = [_compute_part(problem, order)]
-    uncovered = _uncovered(problem, order)
+    parts = [_compute_part(problem)]
+    uncovered = _uncovered(problem)
     gpu_list = gpus(problem)
     if uncovered or not gpu_list:
         message = "the linear program does not cover " + (" and ".join(uncovered) or "a machine without GPUs")
@@ -176,12 +170,12 @@ def _left_s(deadline: float) -> float:
     return max(deadline - time.perf_counter(), 0.01)
 
 
-def _compute_part(problem: Problem, order: str) -> BoundPart:
-    found = critical_paths(problem, order)
+def _compute_part(problem: Problem) -> BoundPart:
+    found = critical_paths(problem)
     paths = [path.total_s for path in found]
     device = max(range(len(paths)), key=paths.__getitem__)
     step_s, binds = paths[device], problem.machine.devices[device].name
-    with_inputs_s = last_input_s(problem, found, order)
+    with_inputs_s = last_input_s(problem, found)
     if with_inputs_s > step_s:
         step_s, binds = with_inputs_s, "data inputs of all GPUs"
     return BoundPart(
@@ -204,8 +198,8 @@ def _steady_compute_s(problem: Problem) -> float:
     )  # fmt: skip
 
 
-def _uncovered(problem: Problem, order: str) -> list[str]:
-    reasons = [] if order == "default" else [f"order '{order}'"]
+def _uncovered(problem: Problem) -> list[str]:
+    reasons = []
     if Action.SHARD in problem.actions and problem.workload.device_count > 1:
         reasons.append("sharding")
     return reasons

@@ -7,7 +7,7 @@ idle, and stay or go to the host.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -71,6 +71,36 @@ def _peer_rate(machine: Machine, device: int, lender: int) -> float:
     """Bytes/s of a copy to the lender alone."""
     route = machine.route(machine.devices[device].memory, machine.devices[lender].memory)
     return min(machine.links[link].bandwidth_bytes_per_s for link in route.links)
+
+
+class Lending:
+    """Who may lend to whom while decisions change one GPU after the other."""
+
+    def __init__(self, bench: Workbench) -> None:
+        self.machine, self.lenders = bench.problem.machine, find_lenders(bench)
+        self.possible = any(lender >= 0 for lender in self.lenders)
+
+    def lender(self, now: Sequence[DeviceDecision], device: int) -> int:
+        """Who lends, or may lend, to a device; -1: nobody, since nobody both lends and borrows."""
+        if now[device].borrows:
+            return now[device].lender
+        lender = self.lenders[device]
+        lends = any(other.borrows and other.lender == device for other in now)
+        return -1 if lender < 0 or lends or now[lender].borrows else lender
+
+    def other(self, now: Sequence[DeviceDecision], device: int, rng: np.random.Generator) -> DeviceDecision:
+        """A borrower's decision with another lender, if there is one."""
+        options = [other for other in possible_lenders(self.machine, device) if not now[other].borrows]
+        if not now[device].borrows or not options:
+            return now[device]
+        return replace(now[device], lender=int(options[rng.integers(len(options))]))
+
+    def taken(self, now: Sequence[DeviceDecision], device: int, changed: DeviceDecision) -> DeviceDecision:
+        """What another device of the same kind changed, for this one, whose lender may be another."""
+        if not changed.borrows:
+            return changed
+        lender = self.lender(now, device)
+        return now[device] if lender < 0 else replace(changed, lender=lender)
 
 
 def further_choices(bench: Workbench, lenders: tuple[int, ...]) -> list[tuple[Choice, int]]:

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from tmojax.problem import PLAIN, Action, Kind, Lifetime, Problem, Schedule
+from tmojax.problem.in_order import in_order
 from tmojax.problem.step_view import StepView, view_step
 from tmojax.report.wording import ranges
 
@@ -46,9 +47,34 @@ class DecisionRow:
         return self.most * self.size_bytes
 
 
+@dataclass(frozen=True, eq=False)
+class _Reading:
+    """How a device's step goes in the order of a schedule: the view of the problem that this order is, and of tensors
+    of the schedule's problem the candidates there (of their first instance), and which are resting state."""
+
+    view: StepView
+    candidate: dict[int, int]
+    resting: frozenset[int]
+
+
+def _read_step(problem: Problem, order: str, device: int) -> _Reading:
+    if not problem.workload.program(device).orders:
+        view = view_step(problem, device)
+        places = {tensor: index for index, tensor in enumerate(view.tensor.tolist())}
+        return _Reading(view, places, frozenset(view.state_tensor[view.state_resting].tolist()))
+    written = in_order(problem, order)
+    view = view_step(written.problem, device)
+    tensors, _ = written.original_tensors(device, view.tensor)
+    candidate: dict[int, int] = {}
+    for index, tensor in enumerate(tensors.tolist()):
+        candidate.setdefault(tensor, index)
+    resting, _ = written.original_tensors(device, view.state_tensor[view.state_resting])
+    return _Reading(view, candidate, frozenset(resting.tolist()))
+
+
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """One tensor of one device that takes an action in `share` of its instances; `candidate` as in `StepView`.
+    """One tensor of one device that takes an action in `share` of its instances; `candidate` as in `_Reading`.
     `resting`: no micro-batch touches it, only the step's end."""
 
     layer: str
@@ -115,25 +141,27 @@ def count_actions(problem: Problem, schedule: Schedule, device: int = 0) -> dict
     """How many tensors of a device take each action in most of their micro-batches; `keep` counts the tensors that
     backward waits for and that stay. What lives in host memory is counted under its own name."""
     counts: dict[str, int] = {}
-    for (_, _, action), members in _device_members(problem, schedule, view_step(problem, device), device).items():
+    reading = _read_step(problem, schedule.order, device)
+    for (_, _, action), members in _device_members(problem, schedule, reading, device).items():
         counts[action] = counts.get(action, 0) + sum(member.share >= 0.5 for member in members)
     return {action: counts[action] for action in sorted(counts, key=action_rank) if counts[action]}
 
 
 def read_decisions(problem: Problem, schedule: Schedule) -> list[DecisionRow]:
     """Decision rows, grouped by action, largest first."""
-    views: dict[int, StepView] = {}
+    readings: dict[int, _Reading] = {}
     found: dict[tuple[str, int, str], dict[int, list[_Member]]] = {}
     devices = problem.machine.devices
     for device in range(len(devices)):
         role = problem.workload.device_program[device]
-        view = views.setdefault(role, view_step(problem, device))
-        for key, members in _device_members(problem, schedule, view, device).items():
+        if role not in readings:
+            readings[role] = _read_step(problem, schedule.order, device)
+        for key, members in _device_members(problem, schedule, readings[role], device).items():
             found.setdefault(key, {})[device] = members
     rows = []
     for (name, size, action), of_device in found.items():
         first = min(of_device)
-        figures = _Figures(problem, views[problem.workload.device_program[first]], first)
+        figures = _Figures(problem, readings[problem.workload.device_program[first]].view, first)
         idle_s, copy_s, again_s = figures.of(of_device[first][0].candidate, size)
         everyone = [member for members in of_device.values() for member in members]
         numbers = [len(of_device.get(device, ())) for device in range(len(devices))]
@@ -164,19 +192,18 @@ def action_rank(action: str) -> int:
 
 
 def _device_members(
-    problem: Problem, schedule: Schedule, view: StepView, device: int
+    problem: Problem, schedule: Schedule, reading: _Reading, device: int
 ) -> dict[tuple[str, int, str], list[_Member]]:
     """(name with `*`, bytes, action) -> tensors of a device. Tensors of no bytes, and those that only live inside
     forward or backward and stay, are no decisions and left out."""
     program = problem.workload.program(device)
     actions = read_actions(problem, schedule, device)
-    place = {tensor: index for index, tensor in enumerate(view.tensor.tolist())}
-    resting = set(view.state_tensor[view.state_resting].tolist())
+    view = reading.view
     merged: dict[tuple[str, int, str], list[_Member]] = {}
     for tensor, spec in enumerate(program.tensors):
         found = dict(actions.get(tensor, {}))
         total = problem.workload.micro_batches if spec.lifetime is Lifetime.MICRO_BATCH else 1
-        index = place.get(tensor)
+        index = reading.candidate.get(tensor)
         waits = (
             index is not None and view.needed[index] and view.idle_from[index] < view.forward_end <= view.idle_to[index]
         )
@@ -186,7 +213,7 @@ def _device_members(
         for action, count in found.items():
             if spec.size_bytes:
                 merged.setdefault((pattern, spec.size_bytes, action), []).append(
-                    _Member(layer, index, count / total, tensor in resting)
+                    _Member(layer, index, count / total, tensor in reading.resting)
                 )
     return merged
 

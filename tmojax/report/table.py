@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from tmojax.planners.base import Status
+from tmojax.problem.in_order import DEFAULT
 from tmojax.problem.machine import MemoryKind
 from tmojax.report.decisions import read_decisions
 from tmojax.report.memory_use import BYTE_KINDS, peak_by_kind
@@ -166,7 +167,9 @@ def decision_table(report: RunReport, most: int | None = None) -> Table | None:
         times = (_short_time(time_s) for time_s in (row.idle_s, row.copy_s, row.again_s))
         cells = (row.action + share, row.name, row.layers, *sizes, *times)
         rows.append((*cells, row.reason) if same_devices else (*cells, row.devices, row.reason))
-    title = f"Decisions ({best.planner}; number and bytes per GPU and micro-batch; a copy when all GPUs copy)"
+    order = best.result.schedule.order
+    plan = best.planner if order == DEFAULT else f"{best.planner}, micro-batches in the order {order}"
+    title = f"Decisions ({plan}; number and bytes per GPU and micro-batch; a copy when all GPUs copy)"
     if most is not None and len(rows) > most:
         rows, title = _shortened(rows, most), f"{title}, the largest {most} of {len(rows)} kinds"
     columns = ["decision", "tensor", "layers", "number", "size", "together", "idle", "a copy", "again"]

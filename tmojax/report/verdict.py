@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from tmojax.problem import LinkPolicyKind, Problem, Schedule
+from tmojax.problem.in_order import DEFAULT
 from tmojax.report.activity import COMPUTE_CATEGORIES, read_activity
 from tmojax.report.decisions import AWAY, HOST, KEEP, action_rank, count_actions
 from tmojax.report.outcome import Outcome, RunReport, device_capacities
@@ -73,7 +74,9 @@ def verdict(report: RunReport) -> str:
         text += f"{format_seconds(report.unlimited_s)} a step)"
     else:
         text += f" with {format_seconds(best.step_s)} a step"
-    return f"{text}: {describe_actions(report.problem, best.result.schedule)}."
+    order = best.result.schedule.order
+    how = f", micro-batches in the order {order}" if order != DEFAULT else ""
+    return f"{text}: {describe_actions(report.problem, best.result.schedule)}{how}."
 
 
 def _why_not(report: RunReport) -> str:
