@@ -34,15 +34,15 @@ AGAIN_AFTER = 60  # simulations without a better plan, the random changes start 
 @dataclass(frozen=True)
 class StateSettings:
     """evaluations: exact simulations at most. decodes: lists that are decoded in search of few bytes, for each kind of
-    device and each of `starts`. instructions: of the lists of each of these searches together, at most, so that large
-    problems take bounded time. threshold, byte_threshold: relative slow-down, and bytes more, accepted at first; they
-    fall to zero.
+    device and each of `starts`. instructions: of all simulated lists together, and half as many of the decoded ones, at
+    most, so that large problems take bounded time. threshold, byte_threshold: relative slow-down, and bytes more,
+    accepted at first; they fall to zero.
     """
 
     evaluations: int = 1000
     decodes: int = 2000
     starts: int = 2
-    instructions: int = 4_000_000
+    instructions: int = 8_000_000
     threshold: float = 0.01
     byte_threshold: float = 0.05
 
@@ -161,7 +161,7 @@ def improve_state(
         light = [found for found in (sweep(bench, tried) for tried in tries) if isinstance(found, Candidate)]
         if light:
             searches.append(_Search(bench, moves, min(light, key=lambda plan: plan.step_s)))
-    outline = best_outline(bench, start, evaluations // 4)
+    outline = best_outline(bench, start, evaluations // 4)  # of which many do not fit and are not simulated
     if outline is not None:
         evaluations -= evaluations // 4
         searches.append(_Search(bench, moves, outline))
@@ -193,7 +193,7 @@ def few_bytes(bench: Workbench, moves: StateMoves, start: tuple[DeviceDecision, 
         found[first] = start[first]
         if moves.families[first]:
             rows = len(classes) * max(1, _rows(bench, first, start[first]))
-            decodes = min(settings.decodes, max(8, settings.instructions // rows))
+            decodes = min(settings.decodes, max(8, settings.instructions // (2 * rows)))
             found[first] = _few_bytes(bench, moves, first, start[first], decodes, settings.byte_threshold,
                                       np.random.default_rng(seed))  # fmt: skip
     return tuple(found[first] for first in bench.device_class)
