@@ -142,10 +142,10 @@ def robust_choice(
 ) -> tuple[Candidate, dict[str, Any]]:
     """The most robust of the plans of a search that are nearly as fast as the fastest, with figures for the details.
 
-    Takes a quarter of `evaluations` on top, and at most `instructions`.
+    Takes a quarter of `evaluations` on top, and at most a quarter of `instructions`.
     """
     rows = max(1, sum(len(rows) for rows in log.plans[-1].schedule.lists))
-    simulations = min(settings.evaluations // 4, settings.instructions // rows)
+    simulations = min(settings.evaluations, settings.instructions // rows) // 4
     choice = most_robust(bench, log.plans, limit_s=limit_s, simulations=simulations, seed=seed)
     return choice.plan, choice.figures
 
