@@ -4,12 +4,13 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from planner_cases import light, transformer
 
 sys.path.append(str(Path(__file__).parents[1] / "relax"))
 
-from further_steps import further_problem
+from further_steps import further_problem, problem_of, step
 from random_steps import random_problem
 
 from tmojax.check import check
@@ -23,6 +24,9 @@ from tmojax.planners.peers_and_codecs import CompressAll, PeerOffload, find_lend
 from tmojax.planners.registry import PLANNERS
 from tmojax.planners.workbench import Workbench
 from tmojax.problem import Action, Codec, Kind, Problem, keep_all_footprint_bytes
+from tmojax.relax.coordinate import together
+from tmojax.relax.decisions import Choice, DeviceDecision, keep_everything
+from tmojax.relax.decode import DoesNotFit
 
 
 def uses(schedule, kind: Kind) -> bool:
@@ -110,3 +114,20 @@ def test_every_planner_can_follow_plans_with_peers_and_codecs(kind):
         assert check(problem, plan.schedule).valid
     if kind in ("local-search", "improve"):
         assert plan.step_s <= min(seed.step_s for seed in seeds)
+
+
+@pytest.mark.parametrize("peer_bytes", [30, 60])
+@pytest.mark.parametrize("codec_rate", [10.0, 400.0])
+@pytest.mark.parametrize("path_rate", [5.0, 40.0])
+def test_searches_find_the_best_of_all_decisions_of_a_tiny_step(peer_bytes, codec_rate, path_rate):
+    codec = Codec("half", 1, 2, codec_rate, codec_rate)
+    problem = problem_of((step(40, 50), step(10, 0)), (70, peer_bytes), path_rate, codec)
+    bench = Workbench(problem)
+    kept = keep_everything(bench.view(1))
+    best_s = float("inf")
+    for choice in Choice:
+        decision = DeviceDecision(np.array([choice], np.int8), np.zeros(0, np.int8), lender=1)
+        found = bench.evaluate((decision, kept), together(problem))
+        best_s = min(best_s, float("inf") if isinstance(found, DoesNotFit) else found.step_s)
+    plan = LocalSearch(search=SearchSettings(evaluations=60)).plan(problem)
+    assert plan.step_s <= best_s < float("inf")

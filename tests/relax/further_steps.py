@@ -1,15 +1,16 @@
-"""Random steps on which every action is allowed: two codecs, and memory that differs between GPUs."""
+"""Steps on which every action is allowed: random ones with two codecs and uneven memory, and one to check by hand."""
 
 from dataclasses import replace
 
 import numpy as np
-from random_steps import random_problem
+from random_steps import random_problem, shared_path_machine
 
-from tmojax.problem import Action, Codec, Problem
+from tmojax.problem import Action, Codec, Lifetime, Op, Phase, Problem, Program, Tensor, TensorKind, Workload
 from tmojax.relax.decisions import Choice, DeviceDecision
 
 HALF = Codec("half", 1, 2, 400.0, 800.0, 1)
 THIRD = Codec("third", 1, 3, 100.0, 150.0)
+SLOW_HALF = Codec("half", 1, 2, 40.0, 20.0)
 
 
 def further_problem(seed: int, factor: float) -> Problem:
@@ -39,3 +40,23 @@ def random_decision(view, rng, lender: int, codec: int) -> DeviceDecision:
     state = np.array([rng.choice([0, 1, 2] if resting else [0, 2]) for resting in view.state_resting], np.int8)
     last, first = (choices() if rng.random() < 0.3 else None for _ in range(2))
     return DeviceDecision(choices(), state, last, first, lender, codec)
+
+
+def step(size_bytes: int, workspace_bytes: int) -> Program:
+    """f writes a in 1 s, g needs workspace for 2 s, h reads a for 1 s."""
+    return Program("step", (Tensor("a", size_bytes, TensorKind.ACTIVATION, Lifetime.MICRO_BATCH),), (
+        Op("f", Phase.FORWARD, 1.0, (), (0,)),
+        Op("g", Phase.FORWARD, 2.0, (), (), workspace_bytes=workspace_bytes),
+        Op("h", Phase.BACKWARD, 1.0, (0,), ()),
+    ))  # fmt: skip
+
+
+def problem_of(programs, capacities, rate: float = 10.0, codec: Codec = SLOW_HALF) -> Problem:
+    machine = shared_path_machine(len(capacities), 1, rate=rate)
+    memories = list(machine.memories)
+    for gpu, capacity in enumerate(capacities):
+        memories[gpu] = replace(memories[gpu], capacity_bytes=capacity)
+    machine = replace(machine, memories=tuple(memories), overheads=replace(machine.overheads, launch_s=0.0),
+                      codecs=(codec,))  # fmt: skip
+    used = tuple(range(len(programs)))
+    return Problem("by hand", Workload("by hand", programs, used, 1, "by hand"), machine, frozenset(Action))

@@ -4,49 +4,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from random_steps import shared_path_machine
+from further_steps import problem_of, step
 
 from tmojax.check import check
 from tmojax.errors import InputError
 from tmojax.planners.workbench import Workbench
-from tmojax.problem import (
-    Action,
-    Codec,
-    Kind,
-    Lifetime,
-    Op,
-    Phase,
-    Problem,
-    Program,
-    Tensor,
-    TensorKind,
-    Workload,
-)
+from tmojax.problem import Kind, Problem
 from tmojax.relax.coordinate import together
 from tmojax.relax.decisions import Choice, DeviceDecision, keep_everything
 from tmojax.relax.decode import DoesNotFit
-
-HALF = Codec("half", 1, 2, 40.0, 20.0)
-
-
-def step(size_bytes: int, workspace_bytes: int) -> Program:
-    """f writes a in 1 s, g needs workspace for 2 s, h reads a for 1 s."""
-    return Program("step", (Tensor("a", size_bytes, TensorKind.ACTIVATION, Lifetime.MICRO_BATCH),), (
-        Op("f", Phase.FORWARD, 1.0, (), (0,)),
-        Op("g", Phase.FORWARD, 2.0, (), (), workspace_bytes=workspace_bytes),
-        Op("h", Phase.BACKWARD, 1.0, (0,), ()),
-    ))  # fmt: skip
-
-
-def problem_of(programs, capacities, rate: float = 10.0) -> Problem:
-    machine = shared_path_machine(len(capacities), 1, rate=rate)
-    memories = list(machine.memories)
-    for gpu, capacity in enumerate(capacities):
-        memories[gpu] = replace(memories[gpu], capacity_bytes=capacity)
-    machine = replace(machine, memories=tuple(memories), overheads=replace(machine.overheads, launch_s=0.0),
-                      codecs=(HALF,))  # fmt: skip
-    used = tuple(range(len(programs)))
-    return Problem("by hand", Workload("by hand", programs, used, 1, "by hand"), machine, frozenset(Action))
 
 
 def evaluated(problem: Problem, choice: Choice, lender: int = -1):
