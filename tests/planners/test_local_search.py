@@ -1,14 +1,16 @@
 """Local search never gets worse, depends on its seed only, and is judged against the same search without gradient."""
 
 from dataclasses import replace
+from itertools import pairwise
 
+import numpy as np
 import pytest
 from planner_cases import SMALL_TRANSFORMER, cases, light, transformer
 
 from tmojax.importers.machine_build import load_machine
 from tmojax.planners.base import Status
 from tmojax.planners.gradient import LocalSearch, find_starts
-from tmojax.planners.local_search import SearchSettings, local_search
+from tmojax.planners.local_search import Guide, SearchSettings, local_search
 from tmojax.planners.ratio import RatioSweep
 from tmojax.planners.simple import KeepAll, OffloadAll, RecomputeAll, offload_everything
 from tmojax.planners.workbench import Workbench
@@ -79,6 +81,36 @@ def test_starts_are_distinct_and_fastest_first():
 def test_without_a_start_there_is_no_plan():
     result = LocalSearch().plan(transformer("prototype-4gpu-12.5", factor=20.0))
     assert result.status is Status.NOT_FOUND and "fits" in result.message
+
+
+def test_every_improvement_is_reported_with_time_and_simulations():
+    problem = transformer("prototype-4gpu-12.5", factor=1.4)
+    result = LocalSearch(search=SearchSettings(evaluations=60)).plan(problem, seed=3)
+    curve = result.details["improvements_over_time"]
+    assert len(curve) > 1
+    assert curve[0][2] == result.details["start_step_s"]
+    assert curve[-1][2] == result.details["after_local_search_step_s"]
+    for earlier, later in pairwise(curve):
+        assert later[0] >= earlier[0] and later[1] > earlier[1] and later[2] < earlier[2]
+    assert curve[-1][0] <= result.plan_s
+
+
+@pytest.mark.parametrize("case", ["shared-path", "uneven"])
+def test_a_guided_search_takes_over_what_is_better(case):
+    bench = Workbench(CASES[case])
+    best, *rest = find_starts(bench, ())
+    worst = (rest or [best])[-1]
+    weight = {d: np.ones(len(bench.view(d).tensor)) for d in set(bench.device_class)}
+    guide = Guide((best.candidate.decisions,), weight)
+    settings = SearchSettings(evaluations=80, start_threshold=0.0)
+    found, log = local_search(bench, worst.candidate, settings, 0, guide)
+    again, _ = local_search(bench, worst.candidate, settings, 0, guide)
+    assert found.step_s <= worst.candidate.step_s and again.step_s == found.step_s
+    if rest:
+        assert log.improvements.get("take-over", 0) > 0
+    nothing, _ = local_search(bench, best.candidate, settings, 0, Guide((), {}))
+    plain, _ = local_search(bench, best.candidate, settings, 0)
+    assert nothing.step_s == plain.step_s  # a guide that says nothing changes nothing
 
 
 WILD = SearchSettings(evaluations=200, start_threshold=100.0)  # accepts everything, so it wanders far

@@ -14,10 +14,9 @@ import numpy as np
 from tmojax.bounds.device_classes import DeviceClass
 from tmojax.bounds.gaps import Gaps, Host
 from tmojax.bounds.highs import INFINITY, LinearModel
+from tmojax.bounds.moments import Moments
 from tmojax.bounds.resting import Resting, add_resting
 from tmojax.bounds.whole import add_gone
-
-FEW_SLOTS = 16  # then every one is looked at when it ends
 
 
 @dataclass(frozen=True)
@@ -34,70 +33,24 @@ class Units:
 
 
 @dataclass(frozen=True, eq=False)
-class Moments:
-    """places [J]: increasing; 2 q is the start of slot q, 2 q + 1 the last moment before its end. tight [J]: memory is
-    demanded there; exact [J]: with the inputs of recomputations as well. from_start_s [J]: seconds of compute from the
-    start of the block; from_slot_s [J]: from the start of the slot."""
-
-    places: np.ndarray
-    tight: np.ndarray
-    exact: np.ndarray
-    from_start_s: np.ndarray
-    from_slot_s: np.ndarray
-
-    @property
-    def slots(self) -> np.ndarray:
-        return self.places // 2
-
-
-def choose_moments(gaps: Gaps, capacity_bytes: int, tight: int, exact: int = 4, timing: int = 16) -> Moments:
-    """At most `tight` slots at which memory overflows (the worst of each stretch), `exact` of them, and `timing`
-    others. Long tight slots are looked at when they end as well, and all of them if they are few."""
-    slots = len(gaps.slot_op)
-    need = gaps.needed_bytes()
-    over = np.flatnonzero(need > capacity_bytes)
-    over = over[over >= gaps.first_allocation]
-
-    def worst(count: int) -> set[int]:
-        parts = np.array_split(over, min(count, len(over))) if len(over) else []
-        return {int(part[np.argmax(need[part])]) for part in parts}
-
-    held, fixed = worst(tight), worst(exact) | worst(1)
-    other = {int(s) for s in np.linspace(0, slots - 1, min(timing, slots))}
-    movable = gaps.may_move
-    for first, last in ((gaps.made, gaps.end), (gaps.start, gaps.end)):
-        inner = movable & (first >= 0) & (last < slots)
-        if inner.any():
-            other |= {min(int(first[inner].min()) + 1, slots - 1), int(last[inner].max())}
-    held |= fixed
-    long = {slot for slot in held if gaps.slot_s[slot] >= 5e-3 * gaps.slot_s.sum()}
-    ends = {2 * slot + 1 for slot in long}
-    if (movable & (gaps.made >= 0)).any():
-        ends.add(2 * int(gaps.made[movable & (gaps.made >= 0)].min()) + 1)  # no copy out can have begun
-    if slots <= FEW_SLOTS:
-        ends |= set(range(1, 2 * slots, 2))
-    places = np.array(sorted({2 * slot for slot in held | other} | ends), np.int64)
-    slot, at_end = places // 2, places % 2 == 1
-    begins = np.concatenate([[0.0], np.cumsum(gaps.slot_s)[:-1]])
-    inside = np.where(at_end, gaps.slot_s[slot], 0.0)
-    return Moments(
-        places, np.isin(slot, list(held)), np.isin(slot, list(fixed)) & ~at_end, begins[slot] + inside, inside
-    )
-
-
-@dataclass(frozen=True, eq=False)
 class Block:
-    """Columns of one block: out, into [J + 1] cumulative bytes that have crossed by each moment and by the end of the
-    block; time [J + 1]: of the moments, and of the end, from the start of the block. moved, again [I]: columns of the
-    moved and of the recomputed share of each gap (-1: none); tails count as moved without bytes here. gone: columns of
-    whole tensors at moments, where asked for.
+    """Columns of one block, of what `gaps` says at `moments`: out, into [J + 1] cumulative bytes that have crossed by
+    each moment and by the end of the block; time [J + 1]: of the moments, and of the end, from the start of the block.
+    moved, again [I]: columns of the moved and of the recomputed share of each gap (-1: none); what comes in behind the
+    block is no part of `into`. left: (tensor, slot that made it) -> column of the share of this version that is in
+    `out`. most_in [J + 1]: bytes, which come in after each moment and by the end at most. gone: columns of whole
+    tensors at moments, where asked for.
     """
 
+    gaps: Gaps
+    moments: Moments
     out: np.ndarray
     into: np.ndarray
     time: np.ndarray
     moved: np.ndarray
     again: np.ndarray
+    left: dict[tuple[int, int], int]
+    most_in: np.ndarray
     gone: np.ndarray
     resting: Resting
 
@@ -116,11 +69,10 @@ def add_block(
     longest: float,
     *,
     first_block: bool,
-    last_block: bool,
     whole: bool = False,
 ) -> Block:
     """Add one micro-batch; `resting` [S]: columns of the share of every resting tensor that leaves at some time of
-    the step. first_block, last_block: of the step. whole: with columns for whole tensors.
+    the step. first_block: of the step. whole: with columns for whole tensors.
 
     `longest`: more than the block can take when the objective is at its minimum.
     """
@@ -128,17 +80,21 @@ def add_block(
     size = gaps.size_bytes / unit.size_bytes
     first = np.searchsorted(at, 2 * gaps.start + 1, side="right")  # moments first .. last - 1 lie inside the gap
     last = np.where(gaps.end >= slots, count + 1, np.searchsorted(at, 2 * gaps.end, side="left"))
+    run_last = np.minimum(last, np.searchsorted(at, 2 * gaps.run_end, side="left"))
     available = np.searchsorted(at, 2 * gaps.made + 1, side="right")
     checked = np.concatenate([[0], np.cumsum(moments.tight)])
     exact_sum = np.concatenate([[0], np.cumsum(moments.exact)])
-    until = np.minimum(last, count)
-    matters = np.where(gaps.lives, checked[until] > checked[first], exact_sum[until] > exact_sum[first]) & (size > 0)
+
+    def matters(until: np.ndarray) -> np.ndarray:
+        seen = np.where(gaps.lives, checked[until] - checked[first], exact_sum[until] - exact_sum[first])
+        return (seen > 0) & (size > 0)
+
     tail = gaps.end >= slots
     moved = np.full(len(size), -1)
     again = np.full(len(size), -1)
-    pick = matters & gaps.may_move
+    pick = matters(np.minimum(last, count)) & gaps.may_move
     moved[pick] = model.add_columns(int(pick.sum()))
-    rerun = matters & (gaps.producer >= 0) & ~tail
+    rerun = matters(np.minimum(run_last, count)) & (gaps.producer >= 0) & ~tail
     again[rerun] = model.add_columns(int(rerun.sum()))
 
     total = float(size[pick].sum())
@@ -170,12 +126,12 @@ def add_block(
             model.add_row(0.0, 0.0, *terms)
 
     inside = last > first
-    outgoing, extra_free = _copies_out(model, gaps, pays, moved)
+    outgoing, extra_free, left = copies_out(model, gaps, pays, moved)
     running(could_out, available, outgoing >= 0, outgoing)
     running(free, first, pick & ~pays, moved, plus=extra_free)
     running(must_in, np.minimum(last, count), pick & ~tail, moved)
     running(away_moved, first, pick & gaps.lives & inside, moved, ending=last)
-    running(away_again, first, rerun & gaps.lives & inside, again, ending=last)
+    running(away_again, first, rerun & gaps.lives & (run_last > first), again, ending=run_last)
     for j in range(count + 1):
         if j:
             model.add_row(0.0, INFINITY, (out[j], 1.0), (out[j - 1], -1.0))
@@ -188,32 +144,42 @@ def add_block(
 
     overflow_bytes = gaps.needed_bytes() - device.capacity_bytes
     overflow = overflow_bytes[moments.slots] / unit.size_bytes
-    rest = add_resting(model, gaps, resting, unit.size_bytes, count, first=first_block, last=last_block)
+    rest = add_resting(model, gaps, resting, unit.size_bytes, count, first=first_block)
+    late = pick & (gaps.start < 0) & (gaps.late & gaps.dirty)[gaps.tensor]
     rounded = np.zeros(count)
     gone = [np.zeros(0, np.int64)]
     for j in np.flatnonzero(moments.tight & (overflow > 0)):
         at_rest = (rest.absent[j], 1.0)
-        left = ((away_again[j], 1.0), at_rest)
-        model.add_row(overflow[j], INFINITY, (away_moved[j], 1.0), *left)
-        model.add_row(overflow[j], INFINITY, (out[j], 1.0), (free[j], 1.0), (into[j], -1.0), *left)
+        else_away = ((away_again[j], 1.0), at_rest)
+        model.add_row(overflow[j], INFINITY, (away_moved[j], 1.0), *else_away)
+        model.add_row(overflow[j], INFINITY, (out[j], 1.0), (free[j], 1.0), (into[j], -1.0), *else_away)
         around = (first <= j) & (j < last)
+        if first_block and (around & late).any():
+            went = ((moved[around & late], -size[around & late]), (rest.out[j], 1.0), (rest.late_out, 1.0))
+            model.add_row(overflow[j], INFINITY, (away_moved[j], 1.0), *else_away, *went)
+        reruns = np.where(j < run_last, again, -1)
         rounded[j] = _whole_tensors(gaps, around & gaps.lives, int(overflow_bytes[moments.slots[j]])) / unit.size_bytes
         if whole and not gaps.may_compress:
             since = (out[: j + 1], available)
-            gone.append(add_gone(model, gaps, around, size, moved, again, overflow[j], at_rest, *since))
+            gone.append(add_gone(model, gaps, around, size, moved, reruns, overflow[j], at_rest, *since))
         if moments.exact[j]:
             crossed = (out[j], free[j], into[j])
-            _add_exact(model, gaps, int(moments.slots[j]), around, size, moved, again, overflow[j], at_rest, crossed)
+            _add_exact(model, gaps, int(moments.slots[j]), around, size, moved, reruns, overflow[j], at_rest, crossed)
 
-    out, into = _add_whole(model, np.where(rounded > overflow, rounded, 0.0), out, into, total)
+    comes = pick & ~tail
+    most_in = np.array([size[comes & (last > j)].sum() for j in range(count + 1)])
+    more = np.where(rounded > overflow, rounded, 0.0)
+    if more.any():
+        most_in[:] = INFINITY
+    out, into = _add_whole(model, more, out, into, total)
 
     # What is recomputed was away at a moment at which memory is demanded: the run comes after the first of these.
     demanded = [np.append(np.flatnonzero(where), count) for where in (moments.tight, moments.exact)]
     living, dead = (after[np.searchsorted(after, first)] + 1 for after in demanded)
     begin = np.minimum(np.where(gaps.lives, living, dead), count)
-    extra = _recompute_time(model, gaps, unit, begin, np.minimum(last, count), again, count)
-    time = _add_time(model, gaps, device, unit, moments, (out, rest.out), (into, rest.into), extra, longest)
-    return Block(out, into, time, moved, again, np.concatenate(gone), rest)
+    extra = _recompute_time(model, gaps, unit, begin, np.minimum(run_last, count), again, count)
+    time = _add_time(model, gaps, device, unit, moments, (out, rest.out), (into,), extra, longest)
+    return Block(gaps, moments, out, into, time, moved, again, left, most_in, np.concatenate(gone), rest)
 
 
 def _whole_tensors(gaps: Gaps, around: np.ndarray, overflow_bytes: int) -> int:
@@ -246,11 +212,12 @@ def _add_whole(model, whole: np.ndarray, out: np.ndarray, into: np.ndarray, tota
     return all_out, all_in
 
 
-def _copies_out(model, gaps, pays, moved) -> tuple[np.ndarray, tuple[tuple[int, int, float], ...]]:
-    """(outgoing [I], again, back): one copy out serves all gaps of one version of a tensor.
+def copies_out(model, gaps, pays, moved):
+    """(outgoing [I], again, left): one copy out serves all gaps of one version of a tensor.
 
     outgoing[i]: column of the share of the version that crosses out, at the first gap of each version (else -1).
     again: entries (gap, column, factor) of what comes in again, from the start of the gap on, without another copy out.
+    left: (tensor, slot that made the version) -> column of its share that crosses out.
     """
     outgoing = np.full(len(moved), -1)
     again: list[tuple[int, int, float]] = []
@@ -268,7 +235,7 @@ def _copies_out(model, gaps, pays, moved) -> tuple[np.ndarray, tuple[tuple[int, 
             again += [(i, int(moved[i]), 1.0), (i, more, -1.0), (i, left, 1.0)]
             left = more
         outgoing[members[0]] = left
-    return outgoing, tuple(again)
+    return outgoing, tuple(again), {key: int(outgoing[members[0]]) for key, members in versions.items()}
 
 
 def _add_exact(model, gaps, slot, around, size, moved, again, overflow, at_rest, crossed) -> None:

@@ -12,6 +12,7 @@ from tmojax.bounds.device_classes import gpus
 from tmojax.bounds.highs import Answer, SolverStatus, solver_version
 from tmojax.bounds.inputs import last_input_s
 from tmojax.bounds.step_lp import StepLp
+from tmojax.bounds.whole import SEARCH_SHARE
 from tmojax.problem import Action, Problem
 
 WINDOW_ROUNDS = 10  # after which the windows that are still violated hardly raise the bound
@@ -19,7 +20,7 @@ WINDOW_ROUNDS = 10  # after which the windows that are still violated hardly rai
 IDLE_ROUNDS, LEAST_GAIN = 3, 1e-6
 # Whole tensors are looked at up to this many gaps in all micro-batches of all devices, in a search of so many nodes.
 WHOLE_GAPS, WHOLE_NODES = 100, 300
-SEARCH_SHARE = 1e-6  # taken off what the search proves, for its tolerances
+LEAST_BYTES_SHARE = 0.25  # of the time, at most, for what large tensors must move
 # Times are sums of up to some 10^5 rounded numbers, here and in the simulator. This share is taken off, so that a
 # schedule that attains the bound is not reported as faster than it.
 ROUNDING_SHARE = 1e-10
@@ -86,6 +87,7 @@ def bound_in_default_order(problem: Problem, *, time_limit_s: float, threads: in
         busy_s = _steady_compute_s(problem)
         return _report(parts, parts[0].step_s, micro_batches, BoundStatus.COMPUTE_ONLY, message, begin, {}, busy_s)
     program = StepLp(problem)
+    program.add_least_bytes(begin + LEAST_BYTES_SHARE * time_limit_s, threads)
     details: dict[str, float | int | str] = {"threads": threads, **program.size()}
     status, message, repeated_s = BoundStatus.COMPLETE, "all parts solved to optimality", parts[0].step_s
     answer: Answer | None = None

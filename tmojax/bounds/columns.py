@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tmojax.bounds.block import Block, Moments, Units
+from tmojax.bounds.block import Block, Units
 from tmojax.bounds.critical_path import CriticalPath
 from tmojax.bounds.device_classes import DeviceClass
 from tmojax.bounds.gaps import Gaps, Host
@@ -15,17 +15,39 @@ from tmojax.bounds.highs import INFINITY, LinearModel
 
 @dataclass(frozen=True, eq=False)
 class ClassColumns:
-    """One class of devices. name: of its first device. blocks: (how many micro-batches, columns); moved_out, moved_in:
-    columns of all bytes of a step, one per way of `spec.out_links` (`in_links`)."""
+    """One class of devices. name: of its first device. blocks: (how many micro-batches, columns), the last one with the
+    step ops; moved_out, moved_in: columns of all bytes of a step, one per way of `spec.out_links` (`in_links`); late:
+    column of the bytes of late state that go out after its last change without being away before the end of the step
+    (-1: none)."""
 
     name: str
     spec: DeviceClass
-    gaps: Gaps
-    moments: Moments
     path: CriticalPath
     blocks: tuple[tuple[int, Block], ...]
     moved_out: np.ndarray
     moved_in: np.ndarray
+    late: int
+
+    @property
+    def gaps(self) -> Gaps:
+        """Of the last micro-batch."""
+        return self.blocks[-1][1].gaps
+
+    def first_starts_s(self) -> np.ndarray:
+        """[J] least seconds from the start of the step to each moment of the first block."""
+        moments = self.blocks[0][1].moments
+        before = self.path.before_end if len(self.blocks) == 1 else self.path.before[0]
+        return before[moments.slots] + moments.from_slot_s
+
+    def last_starts_s(self) -> np.ndarray:
+        """[J] the same of the last block."""
+        moments = self.blocks[-1][1].moments
+        return self.path.before_end[moments.slots] + moments.from_slot_s
+
+    def rests_s(self) -> np.ndarray:
+        """[J + 1] least seconds from each moment of the last block, and from its end, to the end of the step."""
+        moments = self.blocks[-1][1].moments
+        return np.append(self.path.after_end[moments.slots] - moments.from_slot_s, self.path.after_last_s)
 
     @property
     def members(self) -> int:
@@ -41,7 +63,7 @@ class ClassColumns:
     def first_byte_s(self, block: Block, leaves: bool, enters: bool) -> float:
         """Seconds of compute from the start of a micro-batch before which nothing that `block` counts crosses a
         link that it crosses in the directions named."""
-        gaps = self.gaps
+        gaps = block.gaps
         usable, ends = block.moved >= 0, np.cumsum(gaps.slot_s)
         first = float(ends[-1])
         if leaves and (pays := usable & (gaps.host == Host.COPY_OUT)).any():

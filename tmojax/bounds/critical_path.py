@@ -15,14 +15,16 @@ class CriticalPath:
     """before [K, Q]: earliest start of a slot (a compute op of a micro-batch) after the start of the step, seconds;
     after [K, Q]: least time from the start of the slot to the end of the step. total_s: the longest path through
     anything that the device runs.
-    after_last_s: from the end of the last slot to the end of the step; update_s: compute time of the step ops alone.
+    before_end, after_end [Q']: the same of the compute ops of the last micro-batch and of the step, in their order;
+    after_last_s: from the end of the last of them to the end of the step.
     """
 
     before: np.ndarray
     after: np.ndarray
+    before_end: np.ndarray
+    after_end: np.ndarray
     total_s: float
     after_last_s: float
-    update_s: float
 
 
 def collective_least_s(problem: Problem, name: str) -> float:
@@ -134,6 +136,8 @@ def _path_of(problem: Problem, program_index: int, sequence: list[tuple[int, int
     program, micro_batches = problem.workload.programs[program_index], problem.workload.micro_batches
     slot_op = [i for i, op in enumerate(program.ops) if not op.step_op and not op.collective]
     slot_of = {op: slot for slot, op in enumerate(slot_op)}
+    slot_at_end = {op: slot for slot, op in enumerate(i for i, op in enumerate(program.ops) if not op.collective)}
+    before_end, after_end = np.zeros(len(slot_at_end)), np.zeros(len(slot_at_end))
     before = np.zeros((micro_batches, len(slot_op)))
     after = np.zeros_like(before)
     after_last_s = 0.0
@@ -141,11 +145,12 @@ def _path_of(problem: Problem, program_index: int, sequence: list[tuple[int, int
         if index in slot_of:
             before[micro_batch, slot_of[index]] = start[node]
             after[micro_batch, slot_of[index]] = rest[node]
+        if index in slot_at_end and (program.ops[index].step_op or micro_batch == micro_batches - 1):
+            before_end[slot_at_end[index]] = start[node]
+            after_end[slot_at_end[index]] = rest[node]
             after_last_s = float(rest[node]) - nodes.duration_s[node]
-    launch_s = problem.machine.overheads.launch_s
-    update_s = sum(op.duration_s + launch_s for op in program.ops if op.step_op and not op.collective)
     total_s = max((float(start[node] + rest[node]) for *_, node in sequence), default=0.0)
-    return CriticalPath(before, after, total_s, after_last_s, float(update_s))
+    return CriticalPath(before, after, before_end, after_end, total_s, after_last_s)
 
 
 def shortest(paths: list[CriticalPath]) -> CriticalPath:
@@ -153,7 +158,8 @@ def shortest(paths: list[CriticalPath]) -> CriticalPath:
     return CriticalPath(
         np.min([path.before for path in paths], axis=0),
         np.min([path.after for path in paths], axis=0),
+        np.min([path.before_end for path in paths], axis=0),
+        np.min([path.after_end for path in paths], axis=0),
         min(path.total_s for path in paths),
         min(path.after_last_s for path in paths),
-        paths[0].update_s,
     )

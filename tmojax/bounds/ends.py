@@ -22,13 +22,17 @@ def add_path(rows: StepRows, member: ClassColumns, input_s: float) -> None:
     """
     *others, (_, end) = member.blocks
     earlier = [(block.end_time, -float(n)) for n, block in others]
-    moments = member.moments
-    rest_s = [*(member.path.after[-1, moments.slots] - moments.from_slot_s), member.path.after_last_s]
-    begin = int(member.blocks[0][1].time[0])
-    before_s = max(float(member.path.before[0, moments.slots[0]]) + moments.from_slot_s[0],
-                   input_s + moments.from_start_s[0])  # fmt: skip
-    offset_s = [*moments.from_start_s, member.gaps.slot_s.sum()]
+    first = member.blocks[0][1]
+    rest_s, starts_s = member.rests_s(), member.last_starts_s()
+    begin, begin_s = int(first.time[0]), float(first.moments.from_start_s[0])
+    before_s = max(float(member.first_starts_s()[0]), input_s + begin_s)
+    offset_s = [*end.moments.from_start_s, end.gaps.slot_s.sum()]
+    compute_s = sum(n * float(block.gaps.slot_s.sum()) for n, block in others)
     for j, time in enumerate(end.time):
+        if j < len(starts_s) and starts_s[j] > (compute_s + offset_s[j]) * (1 + 1e-9):
+            # It waits for collectives.
+            rows.model.add_row(starts_s[j] / rows.unit.time_s, INFINITY, (int(time), 1.0),
+                               *((c, -v) for c, v in earlier))  # fmt: skip
         # Where only compute lies up to the next moment, the row of that one says more.
         if j + 1 < len(rest_s) and rest_s[j] <= rest_s[j + 1] + (offset_s[j + 1] - offset_s[j]) * (1 + 1e-9):
             continue
@@ -37,7 +41,7 @@ def add_path(rows: StepRows, member: ClassColumns, input_s: float) -> None:
             label += f" after {offset_s[j]:.4f} s of compute of the last micro-batch"
         terms = [*earlier, (int(time), -1.0)]
         rows.add(label, 1.0, float(rest_s[j]) / rows.unit.time_s, terms)
-        if before_s > moments.from_start_s[0] and int(time) != begin:
+        if before_s > begin_s and int(time) != begin:
             label += ", first op late"
             rows.add(label, 1.0, float(before_s + rest_s[j]) / rows.unit.time_s, [*terms, (begin, 1.0)])
 
@@ -45,7 +49,7 @@ def add_path(rows: StepRows, member: ClassColumns, input_s: float) -> None:
 def add_ends(problem: Problem, rows: StepRows, member: ClassColumns) -> None:
     """What all members of a class send over a shared link, and each of them over its own, after a moment of the last
     micro-batch, and the state that they send out before a moment of the first one."""
-    devices, slots = member.spec.devices, member.moments.slots
+    devices, slots = member.spec.devices, member.blocks[-1][1].moments.slots
     for link in sorted(shared_links(problem)):
         spec = problem.machine.links[link]
         after = collective_bytes_after(problem, link, devices, member.gaps, slots)
@@ -62,39 +66,40 @@ def _add_ends(
     after: np.ndarray, sharing: int,
 ) -> None:  # fmt: skip
     """sharing: how many devices of the class use the link together; after [J + 1]: bytes of collectives on it."""
-    gaps = member.gaps
     rate = rows.unit.rate(bandwidth_bytes_per_s)
-    (_, begin), (_, end) = member.blocks[0], member.blocks[-1]
-    state = float(gaps.resting_bytes[gaps.resting_late].sum()) / rows.unit.size_bytes
-    ways = int(leaves and begin.resting.late_out >= 0) + int(enters and end.resting.late_in >= 0)
+    (_, first), (_, end) = member.blocks[0], member.blocks[-1]
+    gaps = end.gaps
+    if not leaves and not enters:
+        return
+    late = first.resting.late_most
     earlier = [(block.end_time, -float(n)) for n, block in member.blocks[:-1]]
-    every = max(1, len(after) // 20)  # neighbouring moments say nearly the same
+    # What comes in last is still to be used; if nothing comes in, there is what is left at the moment.
+    used = gaps.end[(end.moved >= 0) & (gaps.end < len(gaps.slot_op))]
+    use_s = float(np.min(member.path.after_end[used], initial=member.path.after_last_s + gaps.slot_s[-1]))
+    rest_s = member.rests_s()
+    every = max(1, len(after) // 24)  # neighbouring moments say nearly the same
     for j in range((len(after) - 1) % every, len(after), every):
         collective = float(after[j]) / rows.unit.size_bytes
         flows: list[tuple[int, float]] = []
-        late: list[tuple[int, float]] = []
+        limited: list[tuple[int, float]] = []  # of these no device counts more than `most`
+        most = 0.0
         if leaves:
             flows += [(int(end.out[-1]), 1.0), (int(end.out[j]), -1.0)]
         if enters:
-            flows += [(int(end.into[-1]), 1.0), (int(end.into[j]), -1.0)]
-        if leaves and begin.resting.late_out >= 0:
-            late.append((begin.resting.late_out, 1.0))
-        if enters and end.resting.late_in >= 0:
-            rest = end.resting
-            late += [(rest.late_in, 1.0), (int(rest.into[-1]), 1.0), (int(rest.into[j]), -1.0)]
-        if not flows:
-            continue
-        # What comes in last is still to be used.
-        use_s = (
-            0.0 if leaves or collective else min([member.path.after_last_s, *gaps.resting_left_s[gaps.resting_late]])
-        )
-        tail = use_s / rows.unit.time_s
+            comes = [(int(end.into[-1]), 1.0), (int(end.into[j]), -1.0)]
+            if end.most_in[j] < INFINITY:
+                limited, most = comes, float(end.most_in[j])
+            else:
+                flows += comes
+        if leaves and member.late >= 0 and j < len(after) - 1 and end.moments.slots[j] <= gaps.late_change \
+                and end.moments.places[j] % 2 == 0:  # fmt: skip
+            limited, most = [*limited, (member.late, 1.0)], most + late
+        tail = 0.0 if leaves or collective else min(use_s, float(rest_s[j])) / rows.unit.time_s
         label = f"link {name} after a moment of the last micro-batch of {member.name}"
-        slopes = shared_transfer(sharing, ways * state, rate)
-        for slope, offset in (slopes[0], slopes[-1]) if late else slopes[:1]:
+        for slope, offset in shared_transfer(sharing, most, rate) if limited else [(0.0, 0.0)]:
             terms = [*earlier, (int(end.time[j]), -1.0), *((c, -v / rate) for c, v in flows)]
-            rows.add(label, 1.0, collective / rate + offset + tail, [*terms, *((c, -slope * v) for c, v in late)])
-    if leaves and begin.resting.late_out >= 0:
-        for time, out in zip(begin.time[::every], begin.resting.out[::every], strict=True):
-            for slope, offset in shared_transfer(sharing, state, rate):
+            rows.add(label, 1.0, collective / rate + offset + tail, [*terms, *((c, -slope * v) for c, v in limited)])
+    if leaves and first.resting.late_out >= 0:
+        for time, out in zip(first.time[::every], first.resting.out[::every], strict=True):
+            for slope, offset in shared_transfer(sharing, late, rate):
                 rows.model.add_row(offset, INFINITY, (int(time), 1.0), (int(out), -slope))

@@ -1,13 +1,15 @@
 """What is idle when, on one device, read so that nothing is assumed that a valid schedule could avoid.
 
-A *slot* is a compute op of a micro-batch, in order; collectives and step ops are not slots. A *gap* is a stretch of
-slots `start < slot < end` in which a tensor instance is touched by no slot although its content is used again at slot
-`end`. At the moment at which the op of such a slot starts, the instance is in device memory, or it has left and comes
-back by a copy or by a recomputation before `end` (docs/bounds.md, section 2).
+A *slot* is a compute op of a micro-batch, in order. Collectives are not slots; step ops are slots of the last
+micro-batch, where they run. A *gap* is a stretch of slots `start < slot < end` in which a tensor instance is touched by
+no slot although its content is used again at slot `end`. At the moment at which the op of such a slot starts, the
+instance is in device memory, or it has left and comes back by a copy or by a recomputation before `end`
+(docs/bounds.md, section 2).
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import pairwise
@@ -28,25 +30,29 @@ class Host(IntEnum):
 
 @dataclass(frozen=True, eq=False)
 class Gaps:
-    """Arrays of one device. Q slots, I gaps, S resting tensors.
+    """Arrays of one micro-batch of one device. Q slots, I gaps, S resting tensors.
 
-    slot_op [Q], slot_s [Q] (launch overhead included). touched_bytes [Q]: bytes of the distinct tensors that the op
-    touches, and its workspace. first_allocation: slot. lives [I]: False for a tensor that only a recomputation could
-    still use after `start`. tensor, size_bytes, start, end [I]: slots; start -1 is before the micro-batch, end Q
-    after it (STATE). made [I]: slot after which a copy out may begin. host [I]: `Host`. may_move [I]: moving is an
-    allowed action (data inputs come from the host in any case). producer [I]: slot whose op can write it again if
-    `may_recompute`, else -1. inputs[slot]: tensors that the op of a recomputable slot reads and that might have died.
-    last_use [tensors]: last slot that touches it, -1 for none.
+    slot_op [Q], slot_s [Q] (launch overhead included), step_slot [Q]: step ops. touched_bytes [Q]: bytes of the
+    distinct tensors that the op touches, and its workspace. first_allocation: slot. lives [I]: False for a tensor that
+    only a recomputation could still use after `start`. tensor, size_bytes, start, end [I]: slots; start -1 is before
+    the micro-batch, end Q after it (STATE). made [I]: slot after which a copy out may begin. host [I]: `Host`. may_move
+    [I]: moving is an allowed action (data inputs come from the host in any case). producer [I]: slot whose op can write
+    it again if `may_recompute`, else -1. whole [I]: what comes in again in the gap is all of the tensor: the op before
+    it has written or updated it, or the op behind it updates it, for which slices do not do. run_end [I]: slot from
+    whose start on the content is that of a collective, which no run of the producer gives. inputs[slot]: tensors that
+    the op of a recomputable slot reads and that might have died. last_use [tensors]: last slot that touches it, -1 for
+    none.
 
-    resting_bytes, resting_dirty [S]: STATE that no slot touches but the step does, where it may leave; resting_late
-    [S]: only step ops of the compute stream behind the last slot touch it; resting_changed_s, resting_left_s [S]: least
-    seconds from the end of the last slot to that of its last update, and from its first use to the end of the step;
-    fixed_resting_bytes: where it may not leave. step_input_bytes, input_bytes: data inputs that cross to the device,
-    per step and per micro-batch. may_compress: sizes, except touched_bytes, are those of the strongest codec.
+    resting, resting_bytes [S]: STATE that no slot touches but the step does, where it may leave. dirty [tensors]: STATE
+    that the step updates; late [tensors]: STATE that only compute ops behind the last op of a micro-batch touch;
+    late_change: first slot that changes such (Q for none). fixed_resting_bytes: where it may not leave.
+    step_input_bytes, input_bytes: data inputs that cross to the device, per step and per micro-batch. may_compress:
+    sizes, except touched_bytes, are those of the strongest codec.
     """
 
     slot_op: np.ndarray
     slot_s: np.ndarray
+    step_slot: np.ndarray
     touched_bytes: np.ndarray
     first_allocation: int
     lives: np.ndarray
@@ -58,13 +64,15 @@ class Gaps:
     host: np.ndarray
     may_move: np.ndarray
     producer: np.ndarray
+    whole: np.ndarray
+    run_end: np.ndarray
     inputs: dict[int, tuple[int, ...]]
     last_use: np.ndarray
+    resting: np.ndarray
     resting_bytes: np.ndarray
-    resting_dirty: np.ndarray
-    resting_late: np.ndarray
-    resting_changed_s: np.ndarray
-    resting_left_s: np.ndarray
+    dirty: np.ndarray
+    late: np.ndarray
+    late_change: int
     fixed_resting_bytes: int
     may_compress: bool
     input_bytes: int
@@ -103,15 +111,16 @@ class _Rows:
             getattr(self, name).append(value)
 
 
-def find_gaps(problem: Problem, device: int) -> Gaps:
-    """Read the gaps of one device in the default order. Tensors with an alias group take part only where they are
-    touched."""
+def find_gaps(problem: Problem, device: int, *, last: bool = False) -> Gaps:
+    """Read the gaps of one device in the default order, in the last micro-batch with its step ops, or in any other
+    one. Tensors with an alias group take part only where they are touched."""
     program = problem.workload.program(device)
     tensors, ops = program.tensors, program.ops
-    slot_op = [i for i, op in enumerate(ops) if not op.step_op and not op.collective]
+    slot_op = [i for i, op in enumerate(ops) if not op.collective and (last or not op.step_op)]
     slot_of = {op: slot for slot, op in enumerate(slot_op)}
     touches: list[list[int]] = [[] for _ in tensors]
     changes: list[list[int]] = [[] for _ in tensors]  # slots that write or update the tensor
+    changed_each_time = np.zeros(len(tensors), bool)  # by an op of every micro-batch
     touched_at_all = np.zeros(len(tensors), bool)
     updated_at_all = np.zeros(len(tensors), bool)
     for index, op in enumerate(ops):
@@ -123,6 +132,7 @@ def find_gaps(problem: Problem, device: int) -> Gaps:
         if index in slot_of:
             for tensor in (*op.writes, *op.updates):
                 changes[tensor].append(slot_of[index])
+                changed_each_time[tensor] |= not op.step_op
 
     has_host_copy = set(program.inputs)
     rows = _Rows()
@@ -131,13 +141,17 @@ def find_gaps(problem: Problem, device: int) -> Gaps:
             continue
         state = spec.lifetime is Lifetime.STATE
         if state:
-            head = (Host.PER_MICRO_BATCH if changes[tensor]
+            head = (Host.PER_MICRO_BATCH if changed_each_time[tensor]
                     else Host.PER_STEP if updated_at_all[tensor] else Host.SHARED)  # fmt: skip
             if touches[tensor][0] > 0:
                 rows.add(tensor, -1, touches[tensor][0], -1, head)
             if touches[tensor][-1] < len(slot_op) - 1:
-                rows.add(tensor, touches[tensor][-1], len(slot_op), touches[tensor][-1], head)
-        _inner_gaps(rows, tensor, touches[tensor], changes[tensor], state and bool(updated_at_all[tensor]))
+                # What changed in the last micro-batch and is not there at its end has been copied out before.
+                made = changes[tensor][-1] if last and changes[tensor] else -1
+                rows.add(tensor, touches[tensor][-1], len(slot_op), touches[tensor][-1] if made < 0 else made,
+                         head if made < 0 else Host.COPY_OUT)  # fmt: skip
+        old = Host.PER_STEP if state and updated_at_all[tensor] and not changed_each_time[tensor] else Host.SHARED
+        _inner_gaps(rows, tensor, touches[tensor], changes[tensor], old)
 
     recompute = Action.RECOMPUTE in problem.actions
     producer_slot = [
@@ -161,13 +175,14 @@ def find_gaps(problem: Problem, device: int) -> Gaps:
     clean = np.array([spec.lifetime is Lifetime.STATE for spec in tensors], bool) & ~updated_at_all
     resting = [t for t, spec in enumerate(tensors) if spec.lifetime is Lifetime.STATE and not touches[t]
                and touched_at_all[t] and not spec.alias_group and (moves or clean[t])]  # fmt: skip
-    late, changed_s, left_s = _update_section(program, resting, slot_op, launch_s)
+    late = _only_updated(program)
     crossing = [t for t in program.inputs if touched_at_all[t]]
     per_step = [t for t in crossing if tensors[t].lifetime is Lifetime.STEP or not touches[t]]
     size = np.array([_least_bytes(problem, spec.size_bytes) for spec in tensors], np.int64)
     return Gaps(
         slot_op=np.array(slot_op, np.int64),
         slot_s=np.array([ops[i].duration_s + launch_s for i in slot_op]),
+        step_slot=np.array([ops[i].step_op for i in slot_op], bool),
         touched_bytes=np.array([_touched_bytes(program, i) for i in slot_op], np.int64),
         first_allocation=_first_allocation(program, slot_op),
         lives=np.array(rows.lives, bool),
@@ -179,13 +194,21 @@ def find_gaps(problem: Problem, device: int) -> Gaps:
         host=np.array(rows.host, np.int64),
         may_move=np.array([moves or t in has_host_copy or bool(clean[t]) for t in rows.tensor], bool),
         producer=producer,
+        whole=np.array(
+            [
+                start in changes[t] or (end < len(slot_op) and t in ops[slot_op[end]].updates)
+                for t, start, end in zip(rows.tensor, rows.start, rows.end, strict=True)
+            ],
+            bool,
+        ),
+        run_end=_run_end(program, rows, slot_op, last),
         inputs=inputs,
         last_use=np.array([slots[-1] if slots else -1 for slots in touches], np.int64),
+        resting=np.array(resting, np.int64),
         resting_bytes=size[resting],
-        resting_dirty=updated_at_all[resting],
-        resting_late=late,
-        resting_changed_s=changed_s,
-        resting_left_s=left_s,
+        dirty=updated_at_all,
+        late=late,
+        late_change=min((slot_of[i] for i in slot_op if late[list(ops[i].updates)].any()), default=len(slot_op)),
         fixed_resting_bytes=int(
             sum(
                 size[t]
@@ -213,13 +236,13 @@ def _least_bytes(problem: Problem, size_bytes: int) -> int:
     return min([size_bytes, *(size_bytes * codec.numerator // codec.denominator for codec in codecs)])
 
 
-def _inner_gaps(rows: _Rows, tensor: int, touches: list[int], changes: list[int], dirty_in_step: bool) -> None:
-    """Gaps between two touches in one micro-batch."""
+def _inner_gaps(rows: _Rows, tensor: int, touches: list[int], changes: list[int], old: Host) -> None:
+    """Gaps between two touches in one micro-batch. old: what brings a version to the host that is older than the
+    micro-batch."""
     for begin, end in pairwise(touches):
         if end - begin > 1:
             version = max((slot for slot in changes if slot <= begin), default=-1)
-            host = Host.PER_STEP if dirty_in_step and not changes else Host.SHARED
-            rows.add(tensor, begin, end, version, host if version == -1 else Host.COPY_OUT)
+            rows.add(tensor, begin, end, version, old if version == -1 else Host.COPY_OUT)
 
 
 def _dead_gaps(rows, program, touches, changes, slot_op, producer_slot, can_rerun, has_host_copy, inputs) -> None:
@@ -251,22 +274,44 @@ def _dead_gaps(rows, program, touches, changes, slot_op, producer_slot, can_reru
         rows.add(tensor, start, end, made, Host.COPY_OUT if made >= 0 else Host.SHARED, lives=False)
 
 
-def _update_section(program, resting: list[int], slot_op: list[int], launch_s: float):
-    """(late, changed_s, left_s) of the resting tensors, as in `Gaps`."""
-    end = slot_op[-1] if slot_op else -1
-    late = np.ones(len(resting), bool)
-    changed_s, left_s = np.zeros(len(resting)), np.zeros(len(resting))
-    section = [op for op in program.ops[end + 1 :] if not op.collective]
-    ends = np.cumsum([op.duration_s + launch_s for op in section])
-    for place, tensor in enumerate(resting):
-        users = [op for op in program.ops if tensor in (*op.reads, *op.writes, *op.updates)]
-        late[place] = all(op in section for op in users)
-        if late[place]:
-            mine = [i for i, op in enumerate(section) if tensor in (*op.reads, *op.writes, *op.updates)]
-            updates = [i for i in mine if tensor in section[i].updates]
-            changed_s[place] = ends[updates[-1]] if updates else 0.0
-            left_s[place] = ends[-1] - ends[mine[0]] + section[mine[0]].duration_s + launch_s
-    return late, changed_s, left_s
+def _only_updated(program) -> np.ndarray:
+    """[tensors]: STATE without an alias group that compute ops behind the last op of a micro-batch touch, and nothing
+    else."""
+    end = max((i for i, op in enumerate(program.ops) if not op.step_op and not op.collective), default=-1)
+    late = np.array([t.lifetime is Lifetime.STATE and not t.alias_group for t in program.tensors], bool)
+    touched = np.zeros(len(late), bool)
+    for index, op in enumerate(program.ops):
+        used = [*op.reads, *op.writes, *op.updates]
+        touched[used] = True
+        if index <= end or op.collective:
+            late[used] = False
+    return late & touched
+
+
+def _run_end(program, rows: _Rows, slot_op: list[int], last: bool) -> np.ndarray:
+    """[I]: the first slot that is certain to start after a collective has changed the tensor of a gap inside it: one
+    that touches what this collective, or a later one of the stream, changes. Else the end of the gap."""
+    slot_of = {op: slot for slot, op in enumerate(slot_op)}
+    place: dict[int, int] = {}  # of the last collective that changed a tensor, in the order of the stream
+    behind: list[tuple[int, int]] = []  # (slot, place of the last collective that it waits for)
+    changed: dict[int, list[tuple[int, int]]] = {}  # tensor -> (slots before, place) of collectives that change it
+    count = 0
+    for index, op in enumerate(program.ops):
+        if op.collective and (last or not op.step_op):
+            for tensor in (*op.writes, *op.updates):
+                place[tensor] = count
+                changed.setdefault(tensor, []).append((bisect_left(slot_op, index), count))
+            count += 1
+        elif index in slot_of:
+            waits = max((place[t] for t in (*op.reads, *op.updates) if t in place), default=-1)
+            if waits >= 0:
+                behind.append((slot_of[index], waits))
+    run_end = np.array(rows.end, np.int64)
+    for i, (tensor, start, end) in enumerate(zip(rows.tensor, rows.start, rows.end, strict=True)):
+        inside = [number for before, number in changed.get(tensor, ()) if start < before <= end]
+        if inside:
+            run_end[i] = min([end, *(slot for slot, waits in behind if slot > start and waits >= inside[0])])
+    return run_end
 
 
 def _first_allocation(program, slot_op: list[int]) -> int:

@@ -1,7 +1,8 @@
-"""State that only the update touches, in the first and in the last micro-batch of a step (docs/bounds.md, section 3).
+"""State that no op of a micro-batch touches, and what of it leaves in the first micro-batch (docs/bounds.md,
+section 3, point 8).
 
-What is away at a moment of the last micro-batch comes in after it, before the update. What is away at a moment of the
-first one and changes in the step has gone out before it, or goes out after the update.
+What only the update touches, is away at a moment of the first micro-batch and changes in the step has gone out before
+it, or goes out after its last change.
 """
 
 from __future__ import annotations
@@ -16,51 +17,38 @@ from tmojax.bounds.highs import INFINITY, LinearModel
 
 @dataclass(frozen=True, eq=False)
 class Resting:
-    """Columns of one block. absent [J]: bytes away at each moment.
+    """Columns of one block. absent [J]: bytes away at each moment, of tensors that no slot touches.
 
-    out, into [J + 1]: cumulative bytes of this state that have crossed by each moment and by the end of the block
-    (empty where they do not count); late_out, late_in: columns of the bytes that cross out after the update, and in
-    between the end of the block and the update (-1: none)."""
+    Of the first block: out [J + 1]: cumulative bytes of late state that have crossed out by each moment and by the end
+    of the block (empty where they do not count); late_out: column of the bytes that cross out after the last change
+    (-1: none); late_most: of either, on a device."""
 
     absent: np.ndarray
     out: np.ndarray
-    into: np.ndarray
     late_out: int
-    late_in: int
+    late_most: float
 
 
 def add_resting(
-    model: LinearModel, gaps: Gaps, shares: np.ndarray, unit_bytes: float, count: int, *, first: bool, last: bool
+    model: LinearModel, gaps: Gaps, shares: np.ndarray, unit_bytes: float, count: int, *, first: bool
 ) -> Resting:
     """Add the columns of one block with `count` moments. shares [S]: columns of the share of every resting tensor that
     is away at some time of the step."""
     size = gaps.resting_bytes / unit_bytes
-    total = float(size.sum())
-    absent = model.add_columns(count, 0.0, total)
+    absent = model.add_columns(count, 0.0, float(size.sum()))
     for j in range(count):
         model.add_row(0.0, INFINITY, (shares, size), (absent[j], -1.0))
-    out, into = np.zeros(0, np.int64), np.zeros(0, np.int64)
-    late_out = late_in = -1
-    late = gaps.resting_late
-    if first and (late & gaps.resting_dirty).any():
-        out = _cumulative(model, count, total)
-        late_out = int(model.add_columns(1, 0.0, total)[0])
-        pays = late & gaps.resting_dirty
-        model.add_row(0.0, INFINITY, (shares[pays], size[pays]), (out[count], -1.0), (late_out, -1.0))
-        for j in range(count):
-            model.add_row(
-                0.0, INFINITY, (out[j], 1.0), (late_out, 1.0), (shares[~pays], size[~pays]), (absent[j], -1.0)
-            )
-    if last and late.any():
-        into = _cumulative(model, count, total)
-        late_in = int(model.add_columns(1, 0.0, total)[0])
-        model.add_row(0.0, INFINITY, (shares[late], size[late]), (into[count], -1.0), (late_in, -1.0))
-        for j in range(count):
-            model.add_row(
-                0.0, INFINITY, (into[count], 1.0), (late_in, 1.0), (into[j], -1.0), (shares[~late], size[~late]),
-                (absent[j], -1.0),
-            )  # fmt: skip
-    return Resting(absent, out, into, late_out, late_in)
+    late = gaps.late & gaps.dirty
+    if not first or not late.any():
+        return Resting(absent, np.zeros(0, np.int64), -1, 0.0)
+    heads = late[gaps.tensor] & (gaps.start < 0)
+    total = float(size[late[gaps.resting]].sum() + gaps.size_bytes[heads].sum() / unit_bytes)
+    out = _cumulative(model, count, total)
+    late_out = int(model.add_columns(1, 0.0, total)[0])
+    others = ~late[gaps.resting]
+    for j in range(count):
+        model.add_row(0.0, INFINITY, (out[j], 1.0), (late_out, 1.0), (shares[others], size[others]), (absent[j], -1.0))
+    return Resting(absent, out, late_out, total)
 
 
 def shared_transfer(members: int, most: float, rate: float) -> list[tuple[float, float]]:

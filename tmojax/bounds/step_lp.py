@@ -7,18 +7,23 @@ step that starts and ends with a barrier must obey.
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 
-from tmojax.bounds.block import Units, add_block, choose_moments
+from tmojax.bounds.block import Units, add_block
 from tmojax.bounds.collective_bytes import collective_bytes, links_with_collectives
 from tmojax.bounds.columns import ClassColumns, StepRows
 from tmojax.bounds.critical_path import CriticalPath, critical_paths, shortest
 from tmojax.bounds.device_classes import DeviceClass, device_classes, shared_links
 from tmojax.bounds.ends import add_ends, add_path
-from tmojax.bounds.gaps import Gaps, Host, find_gaps
+from tmojax.bounds.gaps import Gaps, find_gaps
 from tmojax.bounds.highs import INFINITY, Answer, LinearModel
 from tmojax.bounds.inputs import mean_first_input_s
-from tmojax.bounds.whole import written_inside
+from tmojax.bounds.least_bytes import least_bytes
+from tmojax.bounds.moments import choose_moments
+from tmojax.bounds.step_bytes import step_bytes
+from tmojax.bounds.whole import moves_whole
 from tmojax.bounds.windows import add_long_windows, add_short_windows
 from tmojax.problem import Problem
 from tmojax.units import format_bytes
@@ -38,7 +43,7 @@ class StepLp:
         self._micro_batches = problem.workload.micro_batches
         specs = device_classes(problem, apart=whole)
         paths = critical_paths(problem)
-        read = [(spec, find_gaps(problem, spec.devices[0]), shortest([paths[device] for device in spec.devices]))
+        read = [(spec, _gaps_of_blocks(problem, spec), shortest([paths[device] for device in spec.devices]))
                 for spec in specs]  # fmt: skip
         compute_s = max(path.total_s for _, _, path in read) / self._micro_batches
         self.unit = Units(max(spec.capacity_bytes for spec in specs) / 10, max(compute_s, 1e-12) / 100)
@@ -47,13 +52,14 @@ class StepLp:
         self._least_s: list[float] | None = None
         self._has_new_kinds_of_rows = True
         # Fewer moments where there is more of everything else: a lower bound, but one that is ready in time.
-        tight = int(np.clip(50 * 1800 / max(sum(len(gaps.tensor) for _, gaps, _ in read), 1), 16, 80))
+        tight = int(np.clip(50 * 1800 / max(sum(len(gaps[0].tensor) for _, gaps, _ in read), 1), 16, 80))
+        self._read = [gaps for _, gaps, _ in read]
         self._classes = [self._add_class(*one, tight) for one in read]
         self._add_links()
 
     def size(self) -> dict[str, int]:
         return {"device_classes": len(self._classes), "gaps": sum(len(c.gaps.tensor) for c in self._classes),
-                "moments": sum(len(c.moments.places) for c in self._classes)}  # fmt: skip
+                "moments": sum(len(c.blocks[-1][1].moments.places) for c in self._classes)}  # fmt: skip
 
     def solve(self, time_limit_s: float, threads: int) -> Answer:
         afresh = self._has_new_kinds_of_rows and self._model.columns > INTERIOR_POINT_COLUMNS * len(self._classes)
@@ -65,10 +71,9 @@ class StepLp:
         micro-batch wrote, where one set of columns stands for one micro-batch. Only with `whole`."""
         found = [np.zeros(0, np.int64)]
         for member in self._classes:
-            inner = written_inside(member.gaps)
             for repeat, block in member.blocks if not member.gaps.may_compress else ():
                 if repeat == 1:
-                    found += [columns[inner & (columns >= 0)] for columns in (block.moved, block.again)]
+                    found += [block.moved[moves_whole(block.gaps) & (block.moved >= 0)], block.again[block.again >= 0]]
                     found.append(block.gone)
         return np.concatenate(found)
 
@@ -77,19 +82,29 @@ class StepLp:
         self._model.make_integer(self.whole_columns())
         return self._model.solve(time_limit_s=time_limit_s, threads=threads, gap=0.0, most_nodes=most_nodes)
 
-    def _upper_limit(self, read: list[tuple[DeviceClass, Gaps, CriticalPath]]) -> float:
+    def add_least_bytes(self, deadline: float, threads: int) -> None:
+        """Add what each device moves at least because large tensors move as a whole (docs/bounds.md, section 3,
+        point 13)."""
+        for member, read in zip(self._classes, self._read, strict=True):
+            for out, into in ((False, True), (True, True)):
+                ways = ((out, member.moved_out), (into, member.moved_in))
+                columns = [column for wanted, way in ways for column in way if wanted]
+                least = least_bytes(read, member.spec.capacity_bytes, self._micro_batches, self.unit.size_bytes,
+                                    (out, into), deadline - time.perf_counter(), threads)  # fmt: skip
+                if least > 0:
+                    self._model.add_row(least, INFINITY, *((c, 1.0) for c in columns))
+
+    def _upper_limit(self, read: list[tuple[DeviceClass, list[Gaps], CriticalPath]]) -> float:
         """A time that the minimum cannot exceed: everything computed a few times over and everything copied one by
         one."""
         total_s = self.unit.time_s
-        for spec, gaps, path in read:
+        for spec, blocks, path in read:
             rate = min((r for r in (spec.out_bytes_per_s, spec.in_bytes_per_s) if r > 0), default=1.0)
-            moved = 2.0 * self._micro_batches * (float(gaps.size_bytes.sum()) + gaps.input_bytes) + 2.0 * float(
-                gaps.resting_bytes.sum()
-            )
-            runs = float(gaps.slot_s[gaps.producer[gaps.producer >= 0]].sum()) + float(gaps.slot_s.sum())
-            total_s += path.total_s + len(spec.devices) * (
-                self._micro_batches * runs + (moved + gaps.step_input_bytes) / rate
-            )
+            of_state = sum(float(gaps.size_bytes.sum() + gaps.resting_bytes.sum()) for gaps in blocks)
+            moved = 2.0 * self._micro_batches * (of_state + blocks[0].input_bytes) + blocks[0].step_input_bytes
+            runs = sum(float(gaps.slot_s[gaps.producer[gaps.producer >= 0]].sum() + gaps.slot_s.sum())
+                       for gaps in blocks)  # fmt: skip
+            total_s += path.total_s + len(spec.devices) * (self._micro_batches * runs + moved / rate)
         loads = sum(
             collective.size_bytes * load / self._problem.machine.links[link].bandwidth_bytes_per_s
             for collective in self._problem.workload.collectives
@@ -97,21 +112,24 @@ class StepLp:
         )
         return 2.0 * (total_s + loads) / self.unit.time_s
 
-    def _add_class(self, spec: DeviceClass, gaps: Gaps, path: CriticalPath, tight: int) -> ClassColumns:
+    def _add_class(self, spec: DeviceClass, read: list[Gaps], path: CriticalPath, tight: int) -> ClassColumns:
         model, count = self._model, self._micro_batches
-        moments = choose_moments(gaps, spec.capacity_bytes, tight)
-        resting = model.add_columns(len(gaps.resting_bytes))
+        resting = sorted({int(tensor) for gaps in read for tensor in gaps.resting})
+        shares = dict(zip(resting, map(int, model.add_columns(len(resting))), strict=True))
         # The first and the last micro-batch have their own decisions, because windows of time begin and end in them.
         repeats = [1] if count == 1 else [1, 1] if count == 2 else [1, count - 2, 1]
+        # Of the earlier ones all have the same gaps and moments.
+        moments = [choose_moments(gaps, spec.capacity_bytes, tight) for gaps in read]
         blocks = tuple(
-            (n, add_block(model, gaps, spec, moments, resting, self.unit, self._longest,
-                          first_block=place == 0, last_block=place == len(repeats) - 1,
-                          whole=self._whole and n == 1))
-            for place, n in enumerate(repeats)
+            (n, add_block(model, gaps, spec, at, np.array([shares[int(t)] for t in gaps.resting], np.int64), self.unit,
+                          self._longest, first_block=place == 0, whole=self._whole and n == 1))
+            for place, (n, gaps, at) in enumerate(zip(repeats, [read[0]] * (len(repeats) - 1) + [read[-1]],
+                                                      [moments[0]] * (len(repeats) - 1) + [moments[-1]], strict=True))
         )  # fmt: skip
-        out_terms, in_terms, fixed_in = self._step_bytes(gaps, blocks, resting)
+        gaps = read[-1]
+        out_terms, in_terms, fixed_in, late = step_bytes(model, self.unit.size_bytes, read, blocks, shares, count)
         # No more than what everything moving all the time would take.
-        most = 4.0 * (count * (float(gaps.size_bytes.sum()) + gaps.input_bytes) + float(gaps.resting_bytes.sum())
+        most = 4.0 * (count * (sum(float(g.size_bytes.sum() + g.resting_bytes.sum()) for g in read) + gaps.input_bytes)
                       + gaps.step_input_bytes) / self.unit.size_bytes  # fmt: skip
         moved_out = model.add_columns(max(len(spec.out_links), 1), 0.0, most)
         moved_in = model.add_columns(max(len(spec.in_links), 1), 0.0, most)
@@ -125,57 +143,16 @@ class StepLp:
             if rate < float("inf"):
                 self._rows.add(f"bytes of {name} {label}", self.unit.rate(rate), 0.0, [(c, -1.0) for c in columns])
         spans = [(block.end_time, -float(n)) for n, block in blocks]
-        self._rows.add(f"compute, recomputation and stalls of {name}", 1.0, path.update_s / self.unit.time_s, spans)
-        for label, column, rate, least_s, which in (
-            ("in before", blocks[-1][1].resting.late_in, spec.in_bytes_per_s, gaps.resting_left_s, gaps.resting_late),
-            ("out after", blocks[0][1].resting.late_out, spec.out_bytes_per_s, gaps.resting_changed_s,
-             gaps.resting_late & gaps.resting_dirty),
-        ):  # fmt: skip
-            if column >= 0 and rate < float("inf"):
-                crossing = (column, -1.0 / self.unit.rate(rate))
-                self._rows.add(f"state of {name} that comes {label} the update", 1.0,
-                                float(least_s[which].min()) / self.unit.time_s, [*spans, crossing])  # fmt: skip
-        return ClassColumns(name, spec, gaps, moments, path, blocks, moved_out, moved_in)
-
-    def _step_bytes(self, gaps: Gaps, blocks, resting):
-        """Terms of the bytes that one device moves out and in per step, and what it moves in whatever is decided."""
-        model = self._model
-        size = gaps.size_bytes / self.unit.size_bytes
-        rest = gaps.resting_bytes / self.unit.size_bytes
-        out_terms = [(resting[gaps.resting_dirty], rest[gaps.resting_dirty])]
-        in_terms = [(resting, rest)]
-        for repeat, block in blocks:
-            out_terms.append((block.out[-1:], np.array([repeat])))
-            in_terms.append((block.into[-1:], np.array([repeat])))
-            head = (block.moved >= 0) & (gaps.host == Host.PER_MICRO_BATCH) & (gaps.start < 0)
-            out_terms.append((block.moved[head], repeat * size[head]))
-        state = sorted(set(gaps.tensor[(gaps.host >= Host.PER_STEP)].tolist()) | set(
-            gaps.tensor[gaps.end >= len(gaps.slot_op)].tolist()))  # fmt: skip
-        for tensor in state:
-            own = np.flatnonzero(gaps.tensor == tensor)
-            used = [(n, b, i) for n, b in blocks for i in own if b.moved[i] >= 0]
-            if not used:
-                continue
-            one = size[own[0]]
-            once = [(b.moved[i], n) for n, b, i in used if gaps.host[i] == Host.PER_STEP]
-            if once:
-                column = int(model.add_columns(1)[0])
-                for moved, _ in once:
-                    model.add_row(0.0, INFINITY, (column, 1.0), (moved, -1.0))
-                out_terms.append((np.array([column]), np.array([one])))
-            tails = [(b.moved[i], n) for n, b, i in used if gaps.end[i] >= len(gaps.slot_op)]
-            heads = [(b.moved[i], n) for n, b, i in used if gaps.start[i] < 0]
-            if tails:
-                # Absences from a last use to the first use of the next micro-batch: counted at the head, so only the
-                # excess is new.
-                excess = int(model.add_columns(1, 0.0, float(self._micro_batches))[0])
-                model.add_row(0.0, INFINITY, (excess, 1.0), *((c, -float(n)) for c, n in tails),
-                              *((c, float(n)) for c, n in heads))  # fmt: skip
-                in_terms.append((np.array([excess]), np.array([one])))
-                if any(gaps.host[i] == Host.PER_MICRO_BATCH for i in own):
-                    out_terms.append((np.array([excess]), np.array([one])))
-        fixed_in = (self._micro_batches * gaps.input_bytes + gaps.step_input_bytes) / self.unit.size_bytes
-        return out_terms, in_terms, fixed_in
+        self._rows.add(f"compute, recomputation and stalls of {name}", 1.0, 0.0, spans)
+        if late >= 0 and spec.out_bytes_per_s < float("inf"):
+            end = blocks[-1][1]
+            place = int(np.searchsorted(end.moments.places, 2 * gaps.late_change, side="right")) - 1
+            rate = self.unit.rate(spec.out_bytes_per_s)
+            goes = [(late, -1.0), (int(end.out[-1]), -1.0), (int(end.out[place]), 1.0)]
+            before = [*spans[:-1], (int(end.time[place]), -1.0)]
+            self._rows.add(f"state of {name} that goes out after the update", rate, 0.0,
+                           [*((c, v * rate) for c, v in before), *goes])  # fmt: skip
+        return ClassColumns(name, spec, path, blocks, moved_out, moved_in, late)
 
     def _flow(self, link: int, member: ClassColumns) -> list[tuple[np.ndarray, float]]:
         """Terms: bytes of a step that all devices of a class together send over a shared link."""
@@ -236,10 +213,10 @@ class StepLp:
 
     def _least_block_s(self, member: ClassColumns, time_limit_s: float, threads: int) -> float:
         """What is proved for the time of one micro-batch of one device that has its links for itself, seconds."""
-        model, gaps = LinearModel(), member.gaps
+        model, first = LinearModel(), member.blocks[0][1]
+        gaps = first.gaps
         resting = model.add_columns(len(gaps.resting_bytes))
-        block = add_block(model, gaps, member.spec, member.moments, resting, self.unit, self._longest,
-                          first_block=False, last_block=False)  # fmt: skip
+        block = add_block(model, gaps, member.spec, first.moments, resting, self.unit, self._longest, first_block=False)
         end = int(model.add_columns(1, 0.0, self._longest, cost=1.0)[0])
         model.add_row(0.0, INFINITY, (end, 1.0), (block.end_time, -1.0))
         answer = model.solve(time_limit_s=time_limit_s, threads=threads)
@@ -278,3 +255,10 @@ class StepLp:
                 return (f"device {member.name}: op {op.name!r} alone needs {short} bytes more than the capacity of "
                         f"{member.spec.capacity_bytes}")  # fmt: skip
         return "no choice of what to move and recompute fits; raise the capacity or allow more actions"
+
+
+def _gaps_of_blocks(problem: Problem, spec: DeviceClass) -> list[Gaps]:
+    """Of any micro-batch but the last one, if there are several, and of the last one."""
+    device = spec.devices[0]
+    others = [find_gaps(problem, device)] if problem.workload.micro_batches > 1 else []
+    return [*others, find_gaps(problem, device, last=True)]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from tmojax.bounds.gaps import Gaps
+from tmojax.bounds.gaps import Gaps, Host
 from tmojax.bounds.highs import INFINITY, LinearModel
 
+SEARCH_SHARE = 1e-6  # taken off what a search proves, for its tolerances
 
-def written_inside(gaps: Gaps) -> np.ndarray:
-    """[I] gaps inside a micro-batch, of versions that the micro-batch wrote: what is copied leaves as a whole."""
-    return (gaps.made >= 0) & (gaps.end < len(gaps.slot_op))
+
+def moves_whole(gaps: Gaps) -> np.ndarray:
+    """[I] gaps that end in the micro-batch, in which a tensor comes in as a whole if any of it was away."""
+    return gaps.whole & (gaps.end < len(gaps.slot_op))
 
 
 def add_gone(
@@ -21,7 +23,8 @@ def add_gone(
     there; out: columns of the bytes that have crossed out by each moment up to this one; available [I]: the first
     moment after the version was made."""
     living = np.flatnonzero(around & gaps.lives)
-    whole = living[written_inside(gaps)[living] & (moved[living] >= 0)]
+    written = moves_whole(gaps) & (gaps.host == Host.COPY_OUT)
+    whole = living[written[living] & (moved[living] >= 0)]
     gone = model.add_columns(len(whole))
     for i, column in zip(whole, gone, strict=True):
         model.add_row(0.0, INFINITY, (moved[i], 1.0), (column, -1.0))

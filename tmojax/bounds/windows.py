@@ -44,12 +44,12 @@ def _add_long(problem: Problem, rows: StepRows, link: int, sides: list[Side], an
     spec = problem.machine.links[link]
     rate = rows.unit.rate(spec.bandwidth_bytes_per_s)
     heads = np.unique(np.concatenate([_before(*side) for side in sides]))
-    rests = np.unique(np.concatenate([_after(side[0]) for side in sides]))
+    rests = np.unique(np.concatenate([side[0].rests_s() for side in sides]))
     crossing = np.zeros((len(heads), len(rests)))
     any_fits = np.zeros(crossing.shape, bool)
     places = []
     for member, leaves, enters in sides:
-        before, after = _before(member, leaves, enters), _after(member)
+        before, after = _before(member, leaves, enters), member.rests_s()
         begin = np.searchsorted(before, heads, side="left") - 1
         end = len(after) - 1 - np.searchsorted(after[::-1], rests, side="left")
         fits = (begin < len(before) - 1)[:, None] & (end >= 0)[None, :]
@@ -59,7 +59,7 @@ def _add_long(problem: Problem, rows: StepRows, link: int, sides: list[Side], an
         places.append((begin, end, fits))
         # The window must not end before it begins, also when nothing crosses: some device starts p no earlier
         # than h.
-        starts = np.array([*_starts(member, -1), member.path.before[-1, -1] + member.gaps.slot_s[-1]])
+        starts = np.append(member.last_starts_s(), member.path.before_end[-1] + member.gaps.slot_s[-1])
         any_fits |= fits & (starts[end][None, :] >= heads[:, None])
         for column in (c for wanted, c in ((leaves, "out"), (enters, "into")) if wanted):
             first, last = (answer.values[getattr(member.blocks[k][1], column)] for k in (0, -1))
@@ -98,21 +98,10 @@ def _worst(value: np.ndarray, limit: float, most: int) -> list[tuple[int, int]]:
 def _before(member: ClassColumns, leaves: bool, enters: bool) -> np.ndarray:
     """[J + 2] least seconds before: the first byte that a block counts on this link, the moments, the end of the
     block. No byte crosses before the first, so a moment before it may count as being then."""
-    before = member.path.before[0]
-    first = before[0] + member.first_byte_s(member.blocks[0][1], leaves, enters)
-    return np.maximum(np.array([first, *_starts(member, 0), before[-1] + member.gaps.slot_s[-1]]), first)
-
-
-def _starts(member: ClassColumns, micro_batch: int) -> np.ndarray:
-    """[J] least seconds from the start of the step to each moment of a micro-batch."""
-    return member.path.before[micro_batch, member.moments.slots] + member.moments.from_slot_s
-
-
-def _after(member: ClassColumns) -> np.ndarray:
-    """[J + 1] least seconds from each moment of the last micro-batch, and from its end, to the end of the step."""
-    return np.array(
-        [*(member.path.after[-1, member.moments.slots] - member.moments.from_slot_s), member.path.after_last_s]
-    )
+    block, path = member.blocks[0][1], member.path
+    before = path.before_end if len(member.blocks) == 1 else path.before[0]
+    first = before[0] + member.first_byte_s(block, leaves, enters)
+    return np.maximum(np.array([first, *member.first_starts_s(), before[-1] + block.gaps.slot_s[-1]]), first)
 
 
 def _crossed(blocks, which: str, begin: int, end: int, scale: float) -> list[tuple[int, float]]:
@@ -188,11 +177,13 @@ class _ShortView:
 
     def __init__(self, member: ClassColumns, place: int, leaves: bool, enters: bool, least_s: float,
                  micro_batches: range, count: int) -> None:  # fmt: skip
-        block, path, moments = member.blocks[place][1], member.path, member.moments
+        block, path = member.blocks[place][1], member.path
+        moments, slot_s = block.moments, block.gaps.slot_s
+        last = place == len(member.blocks) - 1
         self.members = member.members
         self.number = "each" if len(micro_batches) > 1 else str(micro_batches[0])
         self._columns = [c for wanted, c in ((leaves, block.out), (enters, block.into)) if wanted]
-        total_s = float(member.gaps.slot_s.sum())
+        total_s = float(slot_s.sum())
         first_s = member.first_byte_s(block, leaves, enters)
         at = np.array([first_s, *moments.from_start_s, total_s])
         # Nothing crosses before the first byte, so a window that begins earlier may count as beginning then.
@@ -200,13 +191,16 @@ class _ShortView:
         slots, inside = moments.slots, moments.from_slot_s
         before, after = [], []
         begin_s = path.before[0, 0]  # no earlier does the first micro-batch begin
+        step_ops_s = float(member.gaps.slot_s[member.gaps.step_slot].sum())
         for k in micro_batches:
-            starts = [path.before[k, 0] + first_s, *(path.before[k, slots] + inside),
-                      path.before[k, -1] + member.gaps.slot_s[-1]]  # fmt: skip
-            rests = path.after[k + 1, 0] if k + 1 < count else path.after_last_s
-            ends = [rests, *(path.after[k, slots] - inside), rests]
+            start_s, rest_s = (path.before_end, path.after_end) if last else (path.before[k], path.after[k])
+            starts = [start_s[0] + first_s, *(start_s[slots] + inside), start_s[-1] + slot_s[-1]]
+            rests = path.after_last_s if last else path.after[k + 1, 0] if k + 2 < count else path.after_end[0]
+            ends = [rests, *(rest_s[slots] - inside), rests]
+            # The step ops are part of the last micro-batch.
+            later_s = 0.0 if last else (count - 1 - k) * least_s + step_ops_s
             before.append(np.maximum(np.maximum(starts, starts[0]), begin_s + k * least_s + np.maximum(at, first_s)))
-            after.append(np.maximum(ends, total_s - at + (count - 1 - k) * least_s + path.after_last_s))
+            after.append(np.maximum(ends, total_s - at + later_s + path.after_last_s))
         self.before, self.after = np.array(before), np.array(after)
 
     def begin(self, shares: np.ndarray) -> np.ndarray:

@@ -9,6 +9,7 @@ and differs only in the gradient: the difference between the two is what the gra
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from tmojax.errors import InputError
 from tmojax.planners.base import Planner, PlanResult, Status, Stopwatch
-from tmojax.planners.local_search import SearchSettings, budget_of, robust_choice, search_from_two
+from tmojax.planners.local_search import SearchLog, SearchSettings, budget_of, robust_choice, search_from_two
 from tmojax.planners.repair import repair
 from tmojax.planners.seeding import candidate_of
 from tmojax.planners.simple import layer_count, offload_everything, recompute_segments
@@ -26,7 +27,11 @@ from tmojax.problem import Action, Problem
 from tmojax.problem.step_view import StepView
 from tmojax.relax.decisions import Choice, DeviceDecision, keep_everything
 from tmojax.relax.decode import DoesNotFit
+from tmojax.relax.rounding import Rounding
 
+# step_s, index, decisions, start shares of a rounding.
+Tried = tuple[float, int, tuple[DeviceDecision, ...], tuple[float, ...]]
+MOST_TAKEN_OVER = 12  # roundings of which local search takes over parts
 REPAIR_ROUNDS = 12  # of a rounding that does not fit; each decodes once more
 
 
@@ -129,6 +134,7 @@ class LocalSearch(Planner):
             "robust": robust,
             "evaluations": log.evaluations,
             "improvements": log.improvements,
+            "improvements_over_time": improvements_over_time(watch, [(0.0, 0, starts[0].candidate.step_s)], log),
         }
         found = PlanResult(self.name, Status.FEASIBLE, best.schedule, best.step_s, watch.read_s(), candidate=best,
                            details=details)  # fmt: skip
@@ -158,12 +164,14 @@ class Gradient(Planner):
 
     def plan(self, problem: Problem, *, seed: int = 0, seeds: tuple[PlanResult, ...] = ()) -> PlanResult:
         from tmojax.cost import relax_problem
+        from tmojax.planners.selection import guide_of, selections
         from tmojax.relax.optimise import optimise
         from tmojax.relax.rounding import round_solution
 
         watch = Stopwatch()
         bench = Workbench(problem)
         starts = find_starts(bench, seeds)
+        known = starts[0].candidate if starts else None
         views = [bench.view(d) for d in range(bench.device_count)]
         model = relax_problem(problem, views)
         warm = [
@@ -171,21 +179,26 @@ class Gradient(Planner):
         ]
         solution = optimise(model, restarts=self.restarts, steps=self.steps, seed=seed, warm_starts=warm)
         relaxed_s = watch.read_s()
-        rounded = round_solution(model, solution, views, most=self.roundings)
-        gradient_best = self._decode(bench, rounded, starts[0].candidate if starts else None)
+        selected, limited = selections(bench, model, solution, known)
+        selected_s = watch.read_s()
+        rounded = alternating(selected, round_solution(model, solution, views, most=self.roundings))
+        tried = self._try(bench, rounded, known)
+        gradient_best = self._finish(bench, tried, known)
         rounded_s = watch.read_s()
         entries = [*starts] + ([Start("gradient", gradient_best)] if gradient_best is not None else [])
         if not entries:
             none = PlanResult(
                 self.name, Status.NOT_FOUND, plan_s=watch.read_s(), compile_s=solution.compile_s,
-                message="neither a simple strategy nor a rounded relaxation fits in memory",
+                message="neither a simple strategy nor a rounded relaxation fits in memory", time_limited=limited,
             )  # fmt: skip
             return _no_slower(none, seeds)
         entries.sort(key=lambda start: start.candidate.step_s)
         first, second = entries[0].candidate, gradient_best
         if second is None or second is first:
             second = entries[min(1, len(entries) - 1)].candidate
-        fastest, log = search_from_two(bench, first, second, self.search, seed)
+        before = [(rounded_s, bench.simulations, first.step_s)]
+        guide = guide_of(bench, model, solution, [decisions for _, _, decisions, _ in tried[:MOST_TAKEN_OVER]])
+        fastest, log = search_from_two(bench, first, second, self.search, seed, guide)
         best, robust = robust_choice(bench, log, self.search, _limit_s(starts, seeds), seed)
         details = {
             "start": starts[0].name if starts else "none",
@@ -196,21 +209,27 @@ class Gradient(Planner):
             "after_local_search_step_s": fastest.step_s,
             "robust": robust,
             "roundings": len(rounded),
+            "selections": len(selected),
             "evaluations": log.evaluations,
             "improvements": log.improvements,
+            "improvements_over_time": improvements_over_time(watch, before, log),
             "relaxation_s": relaxed_s,
+            "selection_s": selected_s - relaxed_s,
             "rounding_s": rounded_s - relaxed_s,
             "local_search_s": watch.read_s() - rounded_s,
         }
         found = PlanResult(self.name, Status.FEASIBLE, best.schedule, best.step_s, watch.read_s(), solution.compile_s,
-                           candidate=best, details=details)  # fmt: skip
+                           candidate=best, details=details, time_limited=limited)  # fmt: skip
         return _no_slower(found, seeds)
 
-    def _decode(self, bench: Workbench, rounded, known: Candidate | None) -> Candidate | None:
-        """The best of the rounded decisions: all simulated with the phases of the relaxation, the best ones and their
-        variants swept. known: the best plan to start from."""
-        tried: list[tuple[float, int, tuple[DeviceDecision, ...]]] = []
-        roundings, finalists, repaired = len(rounded), self.finalists, 0
+    def _decode(self, bench: Workbench, rounded: list[Rounding], known: Candidate | None) -> Candidate | None:
+        """The best of the rounded decisions. known: the best plan to start from."""
+        return self._finish(bench, self._try(bench, rounded, known), known)
+
+    def _try(self, bench: Workbench, rounded: list[Rounding], known: Candidate | None) -> list[Tried]:
+        """All rounded decisions with the phases of the relaxation, repaired where they do not fit; fastest first."""
+        tried: list[Tried] = []
+        roundings, repaired = len(rounded), 0
         for index, (wished, start_share) in enumerate(rounded):
             if index >= roundings:
                 break
@@ -225,19 +244,47 @@ class Gradient(Planner):
             if not tried:  # of huge steps fewer are simulated than the search that follows simulates
                 half = budget_of(found, self.search) // 2
                 roundings = min(roundings, index + max(4, half // len(POLICIES)))
-                finalists = min(finalists, max(1, half // (len(POLICIES) * len(SHARES))))
-            tried.append((found.step_s, index, decisions))
+            tried.append((found.step_s, index, decisions, start_share))
+        return sorted(tried, key=lambda item: item[:2])
+
+    def _finish(self, bench: Workbench, tried: list[Tried], known: Candidate | None) -> Candidate | None:
+        """The best ones and their variants, with all policies and staggers."""
         best: Candidate | None = None
-        for step_s, index, decisions in sorted(tried, key=lambda item: item[:2])[:finalists]:
-            start_share = rounded[index][1]
+        finalists = self.finalists
+        for place, (step_s, _, decisions, start_share) in enumerate(tried):
+            if place >= finalists:
+                break
             for other in variants(bench, decisions, known):
                 found = sweep(bench, other, shares=(), starts=(start_share,))
                 if not isinstance(found, DoesNotFit) and found.step_s < step_s:
                     step_s, decisions = found.step_s, other
             found = sweep(bench, decisions, starts=(start_share,))
-            if not isinstance(found, DoesNotFit) and (best is None or found.step_s < best.step_s):
+            if isinstance(found, DoesNotFit):
+                continue
+            if best is None:  # of huge steps fewer are swept than the search that follows simulates
+                finalists = min(finalists, max(1, budget_of(found, self.search) // (2 * len(POLICIES) * len(SHARES))))
+            if best is None or found.step_s < best.step_s:
                 best = found
         return best
+
+
+def alternating(first: list[Rounding], second: list[Rounding]) -> list[Rounding]:
+    """One of each in turn, then what is left."""
+    both = [item for pair in zip(first, second, strict=False) for item in pair]
+    short = min(len(first), len(second))
+    return both + first[short:] + second[short:]
+
+
+def improvements_over_time(
+    watch: Stopwatch, before: list[tuple[float, int, float]], log: SearchLog
+) -> list[list[float]]:
+    """[seconds since the plan was begun, simulations until then, step_s] of every plan faster than those before."""
+    begun_s = time.perf_counter() - watch.read_s()
+    curve = [list(moment) for moment in before]
+    for moment, simulations, step_s in log.moments:
+        if step_s < curve[-1][2]:
+            curve.append([moment - begun_s, simulations, step_s])
+    return curve
 
 
 def made_to_fit(
@@ -284,6 +331,11 @@ def variants(
         )
     views = [bench.view(device) for device in range(bench.device_count)]
     if bench.problem.workload.micro_batches > 1 and any(len(view.collective_op) for view in views):
+        if known is not None:
+            yield tuple(
+                replace(decision, last_choice=other.in_last)
+                for decision, other in zip(decisions, known.decisions, strict=True)
+            )
         for instead in (Choice.KEEP, Choice.RECOMPUTE):
             if instead is Choice.KEEP or Action.RECOMPUTE in bench.problem.actions:
                 yield tuple(

@@ -6,6 +6,7 @@ the settings and the size of the problem, never by the clock: the same seed give
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,6 +23,10 @@ from tmojax.relax.coordinate import Coordination, shared_links
 from tmojax.relax.decisions import Choice, DeviceDecision, Rest
 from tmojax.relax.decode import NEVER, DoesNotFit
 
+UNGUIDED = 0.3  # of the moves on candidates are drawn without the guide's weights
+TRIES = 4  # at taking something over that differs
+RANKED = 0.4  # a plan of the guide is taken so much more often than the next
+SPANS = (0.05, 0.5)  # of the slots of a micro-batch, in a window
 LAST_PLANS = 4  # of the best plans of a search, are compared under jitter
 
 
@@ -49,33 +54,48 @@ class SearchSettings:
 @dataclass(frozen=True)
 class SearchLog:
     """evaluations: simulations done. improvements: how often each kind of move led to a new best plan. plans: the start
-    and the last of those best plans, slowest first."""
+    and the last of those best plans, slowest first. moments: of every new best plan (reading of `time.perf_counter`,
+    simulations of the workbench until then, step_s)."""
 
     evaluations: int
     improvements: dict[str, int]
     plans: tuple[Candidate, ...]
+    moments: tuple[tuple[float, int, float], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Guide:
+    """What a search is told by others. plans: decisions of all devices, the best first, of which it takes over parts.
+    weight: for the first device of every class, how likely a candidate is to be changed [I], not negative."""
+
+    plans: tuple[tuple[DeviceDecision, ...], ...]
+    weight: dict[int, np.ndarray]
 
 
 def local_search(
-    bench: Workbench, start: Candidate, settings: SearchSettings, seed: int
+    bench: Workbench, start: Candidate, settings: SearchSettings, seed: int, guide: Guide | None = None
 ) -> tuple[Candidate, SearchLog]:
     """Improve `start`; the result is never slower. Deterministic for a seed."""
-    return _search(bench, start, budget_of(start, settings), settings.start_threshold, seed)
+    return _search(bench, start, budget_of(start, settings), settings.start_threshold, seed, guide)
 
 
 def search_from_two(
-    bench: Workbench, first: Candidate, second: Candidate, settings: SearchSettings, seed: int
-) -> tuple[Candidate, SearchLog]:
+    bench: Workbench, first: Candidate, second: Candidate, settings: SearchSettings, seed: int,
+    guide: Guide | None = None,
+) -> tuple[Candidate, SearchLog]:  # fmt: skip
     """The faster of two searches; `second_share` of the simulations go to `second`, with another seed."""
     budget = budget_of(first, settings)
     later = int(budget * settings.second_share)
-    best, log = _search(bench, first, max(1, budget - later), settings.start_threshold, seed)
-    other, other_log = _search(bench, second, max(1, later), settings.start_threshold, seed + 1)
+    best, log = _search(bench, first, max(1, budget - later), settings.start_threshold, seed, guide)
+    other, other_log = _search(bench, second, max(1, later), settings.start_threshold, seed + 1, guide)
     improvements = {
         kind: log.improvements.get(kind, 0) + other_log.improvements.get(kind, 0)
         for kind in sorted({*log.improvements, *other_log.improvements})
     }
-    total = SearchLog(log.evaluations + other_log.evaluations, improvements, log.plans + other_log.plans)
+    total = SearchLog(
+        log.evaluations + other_log.evaluations, improvements, log.plans + other_log.plans,
+        log.moments + other_log.moments,
+    )  # fmt: skip
     return (other if other.step_s < best.step_s else best), total
 
 
@@ -86,10 +106,11 @@ def budget_of(start: Candidate, settings: SearchSettings) -> int:
 
 
 def _search(
-    bench: Workbench, start: Candidate, budget: int, start_threshold: float, seed: int
+    bench: Workbench, start: Candidate, budget: int, start_threshold: float, seed: int, guide: Guide | None
 ) -> tuple[Candidate, SearchLog]:
     rng = np.random.default_rng(seed)
-    moves = _Moves(bench, rng)
+    moves = _Moves(bench, rng, guide)
+    moments: list[tuple[float, int, float]] = []
     best = current = start
     plans = deque([start], maxlen=LAST_PLANS)
     improvements: dict[str, int] = {}
@@ -108,10 +129,11 @@ def _search(
         if found.step_s < best.step_s * (1 - 1e-9):
             best, since_best = found, 0
             plans.append(found)
+            moments.append((time.perf_counter(), bench.simulations, found.step_s))
             improvements[kind] = improvements.get(kind, 0) + 1
         elif since_best > 40:
             current, since_best = best, 0
-    return best, SearchLog(budget, improvements, tuple(plans))
+    return best, SearchLog(budget, improvements, tuple(plans), tuple(moments))
 
 
 def robust_choice(
@@ -130,8 +152,8 @@ def robust_choice(
 class _Moves:
     """Proposes neighbours; kinds of move that paid recently are drawn more often."""
 
-    def __init__(self, bench: Workbench, rng: np.random.Generator) -> None:
-        self.bench, self.rng = bench, rng
+    def __init__(self, bench: Workbench, rng: np.random.Generator, guide: Guide | None = None) -> None:
+        self.bench, self.rng, self.guide = bench, rng, guide
         problem = bench.problem
         self.offload = Action.OFFLOAD in problem.actions
         self.recompute = Action.RECOMPUTE in problem.actions
@@ -147,7 +169,18 @@ class _Moves:
                 kinds += ["last"]
         if self.offload and any(len(bench.view(d).state_tensor) for d in range(bench.device_count)):
             kinds += ["state"]
+        if guide is not None and guide.plans:
+            kinds += ["take-over"]
         self.weight = {kind: 1.0 for kind in kinds}
+        self.role_of: dict[int, np.ndarray] = {}
+        self.chance: dict[int, np.ndarray] = {}
+        for device, weight in ({} if guide is None else guide.weight).items():
+            role_of = np.full(len(weight), -1)
+            for number, members in enumerate(self.roles[device]):
+                role_of[members] = number
+            chance = np.where(role_of >= 0, weight, 0.0)
+            if chance.sum() > 0:
+                self.role_of[device], self.chance[device] = role_of, chance / chance.sum()
         # Nobody can start after the first device has ended: with one micro-batch that is soon.
         view = bench.view(0)
         micro_batch_s = float(view.slot_s.sum())
@@ -200,6 +233,8 @@ class _Moves:
         changed = now[device]
         if kind == "state":
             changed = self._flip_state(view, changed)
+        elif kind == "take-over":
+            changed = self._take_over(device, changed)
         elif kind == "trade":
             changed = self._flip(view, self._flip(view, changed, self._pick(first, "one")), self._pick(first, "one"))
         elif kind == "last":
@@ -215,21 +250,64 @@ class _Moves:
     def _pick(self, first: int, kind: str) -> np.ndarray:
         """Indices of candidates to change together: one, one role in neighbouring layers, or one role everywhere."""
         role = self.roles[first]
-        members = role[int(self.rng.integers(len(role)))]
+        wanted = self._wanted(first)
+        members = role[int(self.rng.integers(len(role)))] if wanted < 0 else role[self.role_of[first][wanted]]
         if kind == "role":
             return members
         if kind == "one" or len(members) == 1:
-            return members[[int(self.rng.integers(len(members)))]]
+            return members[[int(self.rng.integers(len(members)))]] if wanted < 0 else np.array([wanted])
         length = int(self.rng.integers(2, len(members) + 1))
-        begin = int(self.rng.integers(0, len(members) - length + 1))
+        low, high = 0, len(members) - length
+        if wanted >= 0:  # the block holds it
+            place = int(np.flatnonzero(members == wanted)[0])
+            low, high = max(0, place - length + 1), min(high, place)
+        begin = int(self.rng.integers(low, high + 1))
         return members[begin : begin + length]
+
+    def _wanted(self, first: int) -> int:
+        """A candidate drawn by the weights of the guide; -1 for any (now and then, and without a guide)."""
+        if first not in self.chance or self.rng.random() < UNGUIDED:
+            return -1
+        return int(self.rng.choice(len(self.chance[first]), p=self.chance[first]))
+
+    def _take_over(self, device: int, now: DeviceDecision) -> DeviceDecision:
+        """What another plan decides for a device, for a role, for a window of the micro-batch, or for its state."""
+        assert self.guide is not None
+        view, roles = self.bench.view(device), self.roles[self.bench.device_class[device]]
+        for _ in range(TRIES):
+            place = min(int(self.rng.geometric(RANKED)) - 1, len(self.guide.plans) - 1)
+            other = self.guide.plans[place][device]
+            part = int(self.rng.integers(4 if roles else 1))
+            mask = np.zeros(len(view.tensor), bool)
+            state_out = now.state_out
+            if part == 0:
+                state_out = other.state_out
+            elif part == 1:
+                mask[:] = True
+            elif part == 2:
+                mask[roles[int(self.rng.integers(len(roles)))]] = True
+            else:
+                span = max(1, int(len(view.slot_op) * self.rng.uniform(*SPANS)))
+                begin = int(self.rng.integers(0, max(1, len(view.slot_op) - span + 1)))
+                for edge in (view.idle_from, view.idle_to):
+                    mask |= (edge >= begin) & (edge < begin + span)
+            choice = np.where(mask, other.choice, now.choice).astype(np.int8)
+            last = np.where(mask, other.in_last, now.in_last).astype(np.int8)
+            first = np.where(mask, other.in_first, now.in_first).astype(np.int8)
+            changed = DeviceDecision(
+                choice, state_out, None if np.array_equal(choice, last) else last,
+                None if np.array_equal(choice, first) else first,
+            )  # fmt: skip
+            if not changed.same_as(now):
+                return changed
+        return now
 
     def _flip(
         self, view: StepView, decision: DeviceDecision, members: np.ndarray, last: bool = False
     ) -> DeviceDecision:
         """Give all members one other choice that is allowed for the first of them. `last`: in the last micro-batch.
 
-        Without `last`, where the last micro-batch is different already: in all of them, or in all but that.
+        Without `last`, where the last or the first micro-batch is different already: in all, or in all but that.
         """
         lead, now = int(members[0]), decision.in_last if last else decision.choice
         options = [Choice.KEEP]
@@ -247,11 +325,13 @@ class _Moves:
         choice[members[allowed[members]]] = option
         if last:
             return replace(decision, last_choice=choice)
-        if decision.last_choice is None or self.rng.integers(2):
-            return replace(decision, choice=choice)
-        both = decision.last_choice.copy()
-        both[members[allowed[members]]] = option
-        return replace(decision, choice=choice, last_choice=both)
+        changed = replace(decision, choice=choice)
+        for name, apart in (("last_choice", decision.last_choice), ("first_choice", decision.first_choice)):
+            if apart is not None and not self.rng.integers(2):
+                both = apart.copy()
+                both[members[allowed[members]]] = option
+                changed = replace(changed, **{name: both})
+        return changed
 
     def _flip_state(self, view: StepView, decision: DeviceDecision) -> DeviceDecision:
         """Let a random run of state tensors, all resting or all in use by micro-batches, rest elsewhere."""

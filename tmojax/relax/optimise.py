@@ -65,7 +65,7 @@ class RelaxedSolution:
     B]: what the step time would gain from one more byte at a slot, or from a link faster by 100 % in a bin. history
     [R, rounds]: objective in units of K periods without stalls; early ones are for faster links. watched: what `watch`
     gave, axes R, rounds. variables: to go on from, one leading restart axis. compile_s, run_s: seconds, apart.
-    settings.
+    slot_end_s, out_gb, in_gb [R, G, Q]: when slots end, and what has crossed by then. settings.
     """
 
     choice: np.ndarray
@@ -80,6 +80,9 @@ class RelaxedSolution:
     fractional_bytes: np.ndarray
     memory_price_s_per_byte: np.ndarray
     link_price_s: np.ndarray
+    slot_end_s: np.ndarray
+    out_gb: np.ndarray
+    in_gb: np.ndarray
     history: np.ndarray
     watched: Any
     variables: Variables
@@ -251,6 +254,9 @@ def _solution(model: PeriodicModel, ended: Descended, point: Point, step: Step, 
         fractional_bytes=np.asarray(fractional_gb) * GB,
         memory_price_s_per_byte=np.asarray(ended.multipliers.memory) * step_unit_s / (capacity_gb[:, None] * GB),
         link_price_s=np.asarray(ended.multipliers.link) * step_unit_s,
+        slot_end_s=np.asarray(step.slot_end_s),
+        out_gb=np.asarray(step.out_gb),
+        in_gb=np.asarray(step.in_gb),
         history=np.asarray(ended.history),
         watched=jax.tree.map(np.asarray, ended.watched),
         variables=ended.variables,
