@@ -45,18 +45,12 @@ def draw_gaps(rows: list[Row]) -> Figure:
 
 
 def progress(run: Record, start_s: float) -> list[tuple[float, float]]:
-    """(CPU seconds, step time of the best plan so far): every improvement of a rival; of the gradient planner its
-    stages."""
+    """(CPU seconds, step time of the best plan so far): every improvement."""
     details = run["details"]
-    points = [(0.0, start_s)]
-    if "curve" in details:
-        points += [(seconds, step_s) for seconds, step_s in details["curve"]]
-    else:
-        share = run["plan_cpu_s"] / run["plan_s"]  # other load slows the clock
-        points += [
-            (share * (details["relaxation_s"] + details["rounding_s"]), details["before_local_search_step_s"]),
-            (run["plan_cpu_s"], details["after_local_search_step_s"]),
-        ]
+    share = run["plan_cpu_s"] / run["plan_s"]  # other load slows the clock
+    found = details["curve"] if "curve" in details else [
+        (share * seconds, step_s) for seconds, _, step_s in details["improvements_over_time"]]  # fmt: skip
+    points = [(0.0, start_s), *found]
     best = float("inf")
     found = []
     for seconds, step_s in points:

@@ -5,6 +5,7 @@ None of them is worth a name in the registry: each is told how many CPU seconds 
 
 from __future__ import annotations
 
+import itertools
 import time
 from abc import abstractmethod
 from dataclasses import dataclass, replace
@@ -12,14 +13,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tmojax.planners.base import Planner, PlanResult, Status, Stopwatch
-from tmojax.planners.gradient import Gradient, Start, find_starts
-from tmojax.planners.local_search import SearchSettings, _Moves, local_search, search_from_two
+from tmojax.planners.fluid import path_rates
+from tmojax.planners.gradient import MOST_TAKEN_OVER, Gradient, Start, alternating, find_starts
+from tmojax.planners.local_search import Guide, SearchSettings, _Moves, local_search, search_from_two
+from tmojax.planners.selection import FACTORS, LinkLimit, host_users, select
 from tmojax.planners.workbench import Candidate, Workbench
 from tmojax.problem import Problem
 from tmojax.relax.decode import DoesNotFit
+from tmojax.relax.rounding import Rounding
 
 UNLIMITED = 10**15  # instructions: the clock decides, not the size of the problem
 PILOT = 30  # simulations after which the time of one is known
+MULTIPLES = (1.0, 2.0)  # of an equal share of a link
+SELECTION_ROUNDS = 4
 LEAST = 10  # simulations: for fewer no search begins
 LEAST_STEPS = 200  # of a descent
 
@@ -82,43 +88,71 @@ class Variant(Planner):
 
 @dataclass(frozen=True)
 class NoGradient(Variant):
-    """The decisions of the heuristics in the place of the roundings: the same variants, sweeps and local search."""
+    """What heuristics and exact selections for equal shares of the links decide goes where roundings and selections for
+    the relaxed timing would: the same variants, sweeps and local search, which takes over parts of them too."""
 
     planner: Gradient
 
     def search(self, bench: Watched, starts: list[Start], seed: int) -> None:
-        rounded = [(start.candidate.decisions, start.candidate.coordination.start_share) for start in starts]
-        swept = self.planner._decode(bench, rounded, starts[0].candidate if starts else None)
+        if not starts:
+            return
+        known = starts[0].candidate
+        heuristic = [(start.candidate.decisions, start.candidate.coordination.start_share) for start in starts]
+        tried = self.planner._try(bench, alternating(equal_selections(bench, known), heuristic), known)
+        swept = self.planner._finish(bench, tried, known)
         plans = [start.candidate for start in starts] + ([swept] if swept is not None else [])
         plans.sort(key=lambda plan: plan.step_s)
-        if plans:
-            search_until(bench, plans[0], plans[min(1, len(plans) - 1)], self.planner.search, self.budget_s, seed)
+        guide = Guide(tuple(decisions for _, _, decisions, _ in tried[:MOST_TAKEN_OVER]), {})
+        search_until(bench, plans[0], plans[min(1, len(plans) - 1)], self.planner.search, guide, self.budget_s, seed)
 
 
-def search_until(
-    bench: Watched, first: Candidate, second: Candidate, settings: SearchSettings, end_s: float, seed: int
-) -> None:
+def equal_selections(bench: Watched, known: Candidate) -> list[Rounding]:
+    """Selections as the planner makes them, of every class of equal GPUs, for an equal share of every link at every
+    moment and for multiples of it, since staggered GPUs do not all copy at once."""
+    decided = {device: [] for device in sorted(set(bench.device_class))}
+    for device, found in decided.items():
+        view = bench.view(device)
+        alone = path_rates(bench.problem, device, shared=False)
+        lanes = (((True, False), alone.out_bytes_per_s), ((False, True), alone.in_bytes_per_s))
+        shared = (
+            (uses, bench.problem.machine.links[link].bandwidth_bytes_per_s / users)
+            for link, (uses, users) in host_users(bench, device).items()
+        )
+        limits = [LinkLimit(uses, np.full(len(view.slot_s), rate)) for uses, rate in (*lanes, *shared)]
+        for factor, (rate, capacity) in itertools.product(MULTIPLES, FACTORS):
+            selected = select(bench, device, limits, known.decisions[device], rate_factor=factor * rate,
+                              capacity_factor=capacity, rounds=SELECTION_ROUNDS)  # fmt: skip
+            if selected.decision is not None:
+                found.append(selected.decision)
+    count = min(len(found) for found in decided.values())
+    together = (0.0,) * bench.device_count
+    return [(tuple(decided[first][place] for first in bench.device_class), together) for place in range(count)]
+
+
+def search_until(bench: Watched, first: Candidate, second: Candidate, settings: SearchSettings, guide: Guide | None,
+                 end_s: float, seed: int) -> None:  # fmt: skip
     """Local search from two plans with as many simulations as there is time for; where time is left, again from the
     best."""
     begin_s = bench.spent_s()
-    local_search(bench, first, replace(settings, evaluations=PILOT, instructions=UNLIMITED), seed)
+    local_search(bench, first, replace(settings, evaluations=PILOT, instructions=UNLIMITED), seed, guide)
     each_s = (bench.spent_s() - begin_s) / PILOT / 0.85  # later plans may take longer
     while (count := int((end_s - bench.spent_s()) / each_s)) >= LEAST:
         begin_s, seed = bench.spent_s(), seed + 1000
         first = bench.best if bench.best is not None else first
-        search_from_two(bench, first, second, replace(settings, evaluations=count, instructions=UNLIMITED), seed)
+        search_from_two(bench, first, second, replace(settings, evaluations=count, instructions=UNLIMITED), seed, guide)
         each_s = (bench.spent_s() - begin_s) / count
 
 
 @dataclass(frozen=True)
 class NoSearch(Variant):
-    """Descent, rounding and sweep without local search; as often as there is time for, from the best plans so far, the
-    last time with as many steps as fit. Every descent is compiled anew."""
+    """Descent, selection, rounding and sweep without local search; as often as there is time for, from the best plans so
+    far, the last time with as many steps as fit. Every descent is compiled anew."""
 
     planner: Gradient
 
     def search(self, bench: Watched, starts: list[Start], seed: int) -> None:
         from tmojax.cost import relax_problem
+        from tmojax.planners.selection import selections
         from tmojax.relax.optimise import optimise
         from tmojax.relax.rounding import round_solution
 
@@ -131,8 +165,10 @@ class NoSearch(Variant):
             begin_s = bench.spent_s()
             solution = optimise(model, restarts=self.planner.restarts, steps=steps, seed=seed, warm_starts=warm)
             descended_s = bench.spent_s()
-            rounded = round_solution(model, solution, views, most=self.planner.roundings)
-            self.planner._decode(bench, rounded, known[0] if known else None)
+            best = known[0] if known else None
+            selected, _ = selections(bench, model, solution, best)
+            rounded = alternating(selected, round_solution(model, solution, views, most=self.planner.roundings))
+            self.planner._decode(bench, rounded, best)
             # Clock times tell how the CPU time of the descent divides into compilation and steps.
             share = solution.run_s / (solution.run_s + solution.compile_s)
             step_s = share * (descended_s - begin_s) / steps

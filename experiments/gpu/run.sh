@@ -1,5 +1,6 @@
 #!/bin/sh
-# All networks by plans on the devices that JAX finds here. On a GPU: `sh experiments/gpu/run.sh --measure --scale 8`.
+# A medium transformer by a plan for little memory, with the runtime and in a jitted step: times and peaks, measured and
+# predicted. Needs JAX with a GPU and tmojax's other requirements; without a GPU it runs a small network on the CPU.
 set -e
 cd "$(dirname "$0")/../.."
 export PYTHONPATH=.

@@ -1,5 +1,6 @@
 """The PyTorch example runs as it is printed, on two ranks, and prints what it shows; the table is what is measured."""
 
+import json
 import os
 import re
 import subprocess
@@ -12,6 +13,7 @@ pytest.importorskip("torch", reason="PyTorch is an optional extra: pip install '
 
 HERE = Path(__file__).parent
 DOCUMENT = HERE.parents[1] / "docs" / "run-a-plan.md"
+WAYS_OUT = HERE.parents[1] / "experiments" / "ways_out"
 
 
 def between(text, mark):
@@ -47,4 +49,10 @@ def test_the_examples_run_and_print_what_is_shown(tmp_path):
 
 @pytest.mark.long
 def test_the_table_is_what_is_measured():
-    assert output(["torch_table.py"], HERE) == between(DOCUMENT.read_text(), "table of PyTorch networks")
+    """In a process of its own: the number of threads is a setting of the whole process."""
+    program = (
+        "import json, run; print(json.dumps({n: [r.record() for r in run.measured(n, 'torch')] for n in run.NETWORKS}))"
+    )
+    measured = json.loads(output(["-c", program], WAYS_OUT).splitlines()[-1])
+    for name, rows in measured.items():
+        assert rows == json.loads((WAYS_OUT / "results" / f"{name}.torch.json").read_text())["rows"]

@@ -6,8 +6,7 @@ pytest.importorskip("torch", reason="PyTorch is an optional extra: pip install '
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch_networks import NETWORKS, network
-from torch_plans import GPU, imported_step
+from torch_plans import GPU, NETWORKS, imported_step, network
 
 from tmojax.errors import InputError
 from tmojax.importers.torch_importer import import_torch_step, layer_label
@@ -90,10 +89,10 @@ def test_a_module_without_memory_can_be_planned():
 
 def test_views_and_ties_are_one_tensor():
     """Queries, keys and values are parts of one result; a tied weight is one storage with one gradient."""
-    step = imported_step("gpt")
+    step = imported_step("gpt2")
     sizes = tensors_of(step)
     assert sum(name.startswith("h.0.attn.qkv") for name in sizes) == 1
-    module, _, _ = network("gpt")
+    module, _, _ = network("gpt2")
     parameters = sum(p.numel() * 4 for p in module.parameters())
     weights = next(t for t in step.workload.programs[0].tensors if t.name == "gradients")
     assert weights.size_bytes == parameters
@@ -109,11 +108,11 @@ def test_a_residual_is_held_until_it_is_added():
 
 def test_what_cannot_be_recomputed_is_not():
     """Random numbers, running statistics, and what is changed in place."""
-    for name, kernels in (("gpt-dropout", ("bernoulli", "native_dropout")), ("resnet", ("batch_norm", "relu_"))):
+    for name, kernels in (("gpt2-dropout", ("bernoulli", "native_dropout")), ("resnet", ("batch_norm", "relu_"))):
         ops = imported_step(name).workload.programs[0].ops
         chosen = [op for op in ops if any(kernel in op.name for kernel in kernels) and op.phase is Phase.FORWARD]
         assert chosen and not any(op.recomputable for op in chosen)
-    plain = imported_step("gpt").workload.programs[0].ops
+    plain = imported_step("gpt2").workload.programs[0].ops
     attention = [op for op in plain if "scaled_dot_product" in op.name]
     assert attention and all(op.recomputable for op in attention)  # without dropout it draws no random numbers
     rows, length, width = 4, 16, 32

@@ -11,13 +11,12 @@ from functorch.compile import make_boxed_func, min_cut_rematerialization_partiti
 from torch._dynamo.backends.common import aot_autograd
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint
-from torch_networks import network
-from torch_plans import batches_of, imported_step, ordinary_gradients, planned, problem_of
+from torch_plans import batches_of, imported_step, network, ordinary_gradients, planned, problem_of
 
 from tmojax.errors import InputError, TmojaxError
 from tmojax.execute_torch import KernelAction, SelectiveCheckpoints, selective_planner
 
-BLOCKS = {"gpt": ("h.0", "h.1"), "vit": ("blocks.0", "blocks.1")}
+BLOCKS = {"gpt2": ("h.0", "h.1"), "vit": ("blocks.0", "blocks.1")}
 
 
 def checkpoints(name, factor, paths=None, micro_batches=1):
@@ -33,7 +32,7 @@ def gradients_of(module):
     return [p.grad for p in module.parameters() if p.grad is not None]
 
 
-@pytest.mark.parametrize(("name", "factor"), [("gpt", 0.9), ("gpt", 0.75), ("vit", 0.8)])
+@pytest.mark.parametrize(("name", "factor"), [("gpt2", 0.9), ("gpt2", 0.75), ("vit", 0.8)])
 def test_gradients_are_equal_and_the_bytes_are_the_plans(name, factor):
     points = checkpoints(name, factor, micro_batches=2)
     module, loss, _ = network(name)
@@ -64,9 +63,9 @@ class Counting(TorchDispatchMode):
 
 
 def test_what_is_saved_or_offloaded_is_not_computed_again():
-    points = checkpoints("gpt", 0.75)
-    program = imported_step("gpt").workload.programs[0]
-    module, loss, batch = network("gpt")
+    points = checkpoints("gpt2", 0.75)
+    program = imported_step("gpt2").workload.programs[0]
+    module, loss, batch = network("gpt2")
     with Counting() as plain:
         loss(module, batch)
     with points.applied(module):
@@ -84,15 +83,15 @@ def test_what_is_saved_or_offloaded_is_not_computed_again():
 def test_pytorchs_own_contexts_get_the_same_decisions():
     """`policies` is for compiled steps. In eager mode, PyTorch 2.13 recomputes what MUST_CPU_OFFLOAD names: gradients
     are right, and nothing goes to the host."""
-    points = checkpoints("gpt", 0.75)
-    module, loss, batch = network("gpt")
-    for path in BLOCKS["gpt"]:
+    points = checkpoints("gpt2", 0.75)
+    module, loss, batch = network("gpt2")
+    for path in BLOCKS["gpt2"]:
         part = module.get_submodule(path)
         part.forward = lambda x, f=part.forward, path=path: checkpoint(
             f, x, use_reentrant=False, context_fn=points.policies(path)
         )
     loss(module, batch).backward()
-    expected = ordinary_gradients("gpt", [batch])
+    expected = ordinary_gradients("gpt2", [batch])
     assert all(torch.equal(a, b) for a, b in zip(gradients_of(module), expected, strict=True))
     assert points.sent_bytes == 0 < points.planned_bytes
 
@@ -100,22 +99,22 @@ def test_pytorchs_own_contexts_get_the_same_decisions():
 @pytest.mark.long
 def test_the_compiler_reads_what_is_to_be_offloaded():
     """In the joint graph of a compiled step, the kernels with MUST_CPU_OFFLOAD are those of the plan."""
-    points = checkpoints("gpt", 0.75)
-    module, loss, batch = network("gpt")
+    points = checkpoints("gpt2", 0.75)
+    module, loss, batch = network("gpt2")
     offloaded = []
 
     def noting_partition(joint, *args, **settings):
         offloaded.extend(n for n in joint.graph.nodes if n.meta.get("recompute") is CheckpointPolicy.MUST_CPU_OFFLOAD)
         return min_cut_rematerialization_partition(joint, *args, **settings)
 
-    for path in BLOCKS["gpt"]:
+    for path in BLOCKS["gpt2"]:
         part, contexts = module.get_submodule(path), points.policies(path)
         part.forward = lambda x, f=part.forward, contexts=contexts: checkpoint(
             f, x, use_reentrant=False, context_fn=contexts
         )
     backend = aot_autograd(fw_compiler=lambda graph, _: make_boxed_func(graph), partition_fn=noting_partition)
     torch.compile(loss, backend=backend)(module, batch).backward()
-    expected = ordinary_gradients("gpt", [batch])
+    expected = ordinary_gradients("gpt2", [batch])
     assert all(torch.equal(a, b) for a, b in zip(gradients_of(module), expected, strict=True))
     sizes = [node.meta["val"].untyped_storage().nbytes() for node in offloaded]
     assert sum(sizes) == points.planned_bytes > 0
@@ -123,28 +122,28 @@ def test_the_compiler_reads_what_is_to_be_offloaded():
 
 
 def test_modules_are_as_before_afterwards():
-    points = checkpoints("gpt", 0.9)
-    module, _, _ = network("gpt")
+    points = checkpoints("gpt2", 0.9)
+    module, _, _ = network("gpt2")
     with points.applied(module):
         assert "forward" in module.h[0].__dict__
     assert "forward" not in module.h[0].__dict__
 
 
 def test_plans_that_checkpoints_cannot_do_are_refused():
-    imported = imported_step("gpt")
+    imported = imported_step("gpt2")
     problem = problem_of(imported, 0.8)
     with pytest.raises(InputError, match=r"which checkpoints around h\.0, h\.1 keep on the device"):
-        SelectiveCheckpoints(imported, problem, planned(problem, "offload-all"), BLOCKS["gpt"])
+        SelectiveCheckpoints(imported, problem, planned(problem, "offload-all"), BLOCKS["gpt2"])
     with pytest.raises(InputError, match="the plan is of another step"):
         SelectiveCheckpoints(imported_step("vit"), problem, planned(problem, "offload-all"), BLOCKS["vit"])
 
 
 def test_submodules_that_checkpoints_cannot_wrap_are_refused():
     with pytest.raises(InputError, match=r"no submodule 'h\.7' computes anything in the step; it has h\.0, "):
-        selective_planner(imported_step("gpt"), ["h.7"])
+        selective_planner(imported_step("gpt2"), ["h.7"])
     with pytest.raises(InputError, match="changes tensors in place"):
         selective_planner(imported_step("resnet"), ["blocks.0"])
-    points = checkpoints("gpt", 0.9)
+    points = checkpoints("gpt2", 0.9)
     with pytest.raises(InputError, match="'lnf' is not among"):
         points.contexts("lnf")
     with pytest.raises(InputError, match=r"with checkpoints\.applied"):
@@ -152,8 +151,8 @@ def test_submodules_that_checkpoints_cannot_wrap_are_refused():
 
 
 def test_another_forward_than_imported_is_refused():
-    points = checkpoints("gpt", 0.9)
-    module, loss, batch = network("gpt")
+    points = checkpoints("gpt2", 0.9)
+    module, loss, batch = network("gpt2")
     module.h[0].ln1 = torch.nn.Identity()
     module.h[0].fc = torch.nn.Sequential(module.h[0].fc, torch.nn.Tanh())
     with points.applied(module), pytest.raises(InputError, match=r"module 'h\.0': calls aten\.tanh\.default"):
@@ -161,8 +160,8 @@ def test_another_forward_than_imported_is_refused():
 
 
 def test_bytes_that_differ_are_an_error():
-    points = checkpoints("gpt", 0.75)
-    module, loss, batch = network("gpt")
+    points = checkpoints("gpt2", 0.75)
+    module, loss, batch = network("gpt2")
     with pytest.raises(TmojaxError, match="run whole steps, then verify"):
         points.verify()
     with points.applied(module):
@@ -173,12 +172,12 @@ def test_bytes_that_differ_are_an_error():
 
 
 def test_micro_batches_must_be_decided_alike():
-    imported = imported_step("gpt", micro_batches=2)
+    imported = imported_step("gpt2", micro_batches=2)
     problem = problem_of(imported, 0.75)
-    plan = selective_planner(imported, BLOCKS["gpt"], tie_layers=False).plan(problem).schedule
+    plan = selective_planner(imported, BLOCKS["gpt2"], tie_layers=False).plan(problem).schedule
     keep = planned(problem_of(imported), "keep-all")
     first, second = plan.lists[0], keep.lists[0]
     rows = np.concatenate([first[first["micro_batch"] == 0], second[second["micro_batch"] == 1]])
     mixed = replace(plan, lists=(rows,))
     with pytest.raises(InputError, match="micro-batch 1 of gpu0 is decided otherwise"):
-        SelectiveCheckpoints(imported, problem_of(imported), mixed, BLOCKS["gpt"])
+        SelectiveCheckpoints(imported, problem_of(imported), mixed, BLOCKS["gpt2"])

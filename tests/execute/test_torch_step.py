@@ -19,8 +19,18 @@ from torch import nn
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
-from torch_networks import NETWORKS, batch_of, network
-from torch_plans import GPU, any_plan, batches_of, imported_step, ordinary_gradients, planned, problem_of
+from torch_plans import (
+    GPU,
+    NETWORKS,
+    any_plan,
+    batch_of,
+    batches_of,
+    imported_step,
+    network,
+    ordinary_gradients,
+    planned,
+    problem_of,
+)
 
 from tmojax.check import check
 from tmojax.errors import InputError
@@ -36,9 +46,9 @@ CASES = [
     ("mlp", "keep-all", 1.0),
     ("mlp", "offload-all", 0.8),
     ("mlp", "ratio-sweep", 0.85),
-    ("gpt", "offload-all", 0.7),
-    ("gpt", "recompute-all", 0.85),
-    ("gpt-dropout", "ratio-sweep", 0.75),
+    ("gpt2", "offload-all", 0.7),
+    ("gpt2", "recompute-all", 0.85),
+    ("gpt2-dropout", "ratio-sweep", 0.75),
     ("resnet", "recompute-all", 0.7),
     ("resnet", "ratio-sweep", 0.75),
     ("vit", "offload-all", 0.7),
@@ -73,9 +83,9 @@ def test_gradients_are_equal_and_memory_is_within_the_plan(name, planner, factor
 
 def test_what_is_kept_counts_exactly_as_planned():
     """Storages of every kernel of the transformer are in the plan, so the two counts are one number."""
-    imported = imported_step("gpt")
+    imported = imported_step("gpt2")
     problem = problem_of(imported)
-    _, outcome = run("gpt", imported, problem, planned(problem, "keep-all"))
+    _, outcome = run("gpt2", imported, problem, planned(problem, "keep-all"))
     assert outcome.counted_peak_bytes == outcome.planned_peak_bytes == problem.capacity_bytes(0)
 
 
@@ -206,16 +216,16 @@ def test_kernels_that_return_more_than_fake_tensors_know_are_told():
 
 
 def test_micro_batches_are_averaged():
-    imported = imported_step("gpt", micro_batches=3)
+    imported = imported_step("gpt2", micro_batches=3)
     problem = problem_of(imported, 0.7)
-    gradients, outcome = run("gpt", imported, problem, planned(problem, "offload-all"), 3)
-    require_right("gpt", gradients, outcome, 3)
+    gradients, outcome = run("gpt2", imported, problem, planned(problem, "offload-all"), 3)
+    require_right("gpt2", gradients, outcome, 3)
     assert len(outcome.losses) == 3
 
 
 def test_training_is_the_same():
     """Three steps with AdamW, whose state the plan counts, give the same parameters."""
-    (module, loss, batch), (plain, _, _) = network("gpt"), network("gpt")
+    (module, loss, batch), (plain, _, _) = network("gpt2"), network("gpt2")
     optimizer, other = (torch.optim.AdamW(m.parameters(), lr=0.01) for m in (module, plain))
     for own, its in ((module, optimizer), (plain, other)):
         loss(own, batch).backward()
@@ -224,10 +234,10 @@ def test_training_is_the_same():
     problem = problem_of(imported, 0.8)
     step = PlannedTorchStep(imported, problem, planned(problem, "offload-all"))
     for seed in range(3):
-        step.step(module, loss, [batch_of("gpt", seed)])
+        step.step(module, loss, [batch_of("gpt2", seed)])
         optimizer.step()
         other.zero_grad()
-        loss(plain, batch_of("gpt", seed)).backward()
+        loss(plain, batch_of("gpt2", seed)).backward()
         other.step()
     assert all(torch.equal(a, b) for a, b in zip(module.parameters(), plain.parameters(), strict=True))
 
@@ -281,12 +291,12 @@ def test_ops_are_timed():
 
 def test_more_memory_than_planned_is_an_error():
     """The count is of real storages: a workload that forgets what ops need is found out."""
-    imported = imported_step("gpt")
+    imported = imported_step("gpt2")
     program = imported.workload.programs[0]
     forgetful = tuple(replace(op, workspace_bytes=0) for op in program.ops)
     imported = replace(imported, workload=replace(imported.workload, programs=(replace(program, ops=forgetful),)))
     problem = problem_of(imported)
-    module, loss, batch = network("gpt")
+    module, loss, batch = network("gpt2")
     with pytest.raises(MemoryExceeded, match="bytes are live on the device at instruction"):
         PlannedTorchStep(imported, problem, planned(problem, "keep-all")).step(module, loss, [batch])
 
@@ -294,7 +304,7 @@ def test_more_memory_than_planned_is_an_error():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that PyTorch sees")
 @pytest.mark.parametrize("planner", ["offload-all", "recompute-all", "ratio-sweep"])
 def test_on_a_gpu(planner):
-    module, loss, batch = network("gpt")
+    module, loss, batch = network("gpt2")
     plain = copy.deepcopy(module).cuda()
     imported = import_torch_step(module.cuda(), loss, {key: value.cuda() for key, value in batch.items()}, gpu=GPU)
     problem = problem_of(imported, 0.9)
@@ -328,7 +338,7 @@ def mixed_plan(problem: Problem) -> Schedule:
     )
 
 
-@pytest.mark.parametrize("name", ["gpt", pytest.param("resnet", marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", ["gpt2", pytest.param("resnet", marks=pytest.mark.long)])
 def test_two_ranks_with_different_plans(name, tmp_path):
     imported = imported_step(name, gpus=2, micro_batches=2)
     problem = problem_of(imported, 0.9)
@@ -370,7 +380,7 @@ def offload_row(plan: Schedule) -> int:
 
 @pytest.fixture(scope="module")
 def offloaded():
-    imported = imported_step("gpt")
+    imported = imported_step("gpt2")
     problem = problem_of(imported, 0.8)
     return imported, problem, planned(problem, "offload-all")
 
@@ -382,7 +392,7 @@ def test_a_plan_of_another_step_is_refused(offloaded):
     with pytest.raises(InputError, match=r"of problem .*, not of this one"):
         PlannedTorchStep(imported, problem_of(imported, 0.9), PlanFile(plan, problem_hash(problem), "x", "feasible"))
     with pytest.raises(InputError, match="micro-batch"):
-        PlannedTorchStep(imported_step("gpt", micro_batches=2), problem, plan)
+        PlannedTorchStep(imported_step("gpt2", micro_batches=2), problem, plan)
 
 
 def test_a_name_that_is_missing_is_named(offloaded):
@@ -406,14 +416,14 @@ def test_another_number_of_ranks_is_refused():
 def test_other_kernels_than_imported_are_refused(offloaded):
     imported, problem, plan = offloaded
     step = PlannedTorchStep(imported, problem, plan)
-    module, loss, batch = network("gpt")
+    module, loss, batch = network("gpt2")
     with pytest.raises(InputError, match="import it with the same module, loss and shapes"):
         step.step(module, lambda m, b: loss(m, b) * 2, [batch])
     with pytest.raises(InputError, match="import it with a batch of the same shapes"):
         step.step(module, loss, [{key: value[:2] for key, value in batch.items()}])
     with pytest.raises(InputError, match="2 given"):
         step.step(module, loss, [batch, batch])
-    require_right("gpt", *run("gpt", imported, problem, plan))  # and nothing is left over from them
+    require_right("gpt2", *run("gpt2", imported, problem, plan))  # and nothing is left over from them
 
 
 def test_turns_on_links_are_told(offloaded):
@@ -450,7 +460,7 @@ def test_gradients_under_way_cannot_be_moved(offloaded):
 
 
 def test_what_python_holds_cannot_be_freed():
-    imported = imported_step("gpt")
+    imported = imported_step("gpt2")
     problem = problem_of(imported)
     plan, program = planned(problem, "keep-all"), problem.workload.programs[0]
     tensor = max(imported.held_to, key=lambda t: imported.held_to[t] - program.producer[t])
@@ -493,4 +503,3 @@ def test_the_import_must_be_of_the_same_device():
     module, loss, batch = network("mlp")
     with pytest.raises(InputError, match="was imported on 'cuda'"):
         PlannedTorchStep(elsewhere, problem, planned(problem, "keep-all")).step(module, loss, [batch])
-

@@ -1,36 +1,35 @@
-"""Problems and plans of the small PyTorch networks."""
+"""Problems and plans of the small PyTorch networks of `experiments/ways_out`."""
 
 from __future__ import annotations
 
-from functools import cache
+import sys
+from pathlib import Path
 
 import numpy as np
 import torch
-from torch_networks import batch_of, network
 
-from tmojax.importers.machine_build import load_machine
-from tmojax.importers.torch_importer import ImportedTorchStep, import_torch_step
+sys.path.insert(0, str(Path(__file__).parents[2] / "experiments" / "ways_out"))
+from torch_networks import NETWORKS, batch_of, network
+from torch_rows import GPU, imported_step, ordinary_gradients, problem_of
+
 from tmojax.planners.registry import PLANNERS
-from tmojax.problem import Action, Problem, Schedule, keep_all_footprint_bytes
+from tmojax.problem import Problem, Schedule
 from tmojax.problem.step_view import view_step
 from tmojax.relax.decisions import Choice, DeviceDecision
 from tmojax.relax.decode import DeviceList, decode
 
-GPU = "A100-SXM4-40GB"
-MACHINES = {1: "gh200", 2: "rtx3090x2-nvlink"}
-
-
-@cache
-def imported_step(name: str, gpus: int = 1, micro_batches: int = 1) -> ImportedTorchStep:
-    return import_torch_step(*network(name), gpu=GPU, gpus=gpus, micro_batches=micro_batches)
-
-
-def problem_of(imported: ImportedTorchStep, factor: float = 1.0) -> Problem:
-    """A device has `factor` of the memory that keeping everything takes."""
-    workload = imported.workload
-    machine = load_machine(MACHINES[workload.device_count])
-    problem = Problem("torch", workload, machine, frozenset({Action.OFFLOAD, Action.RECOMPUTE}))
-    return problem.with_device_capacity(int(keep_all_footprint_bytes(workload, 0) * factor))
+__all__ = [
+    "GPU",
+    "NETWORKS",
+    "any_plan",
+    "batch_of",
+    "batches_of",
+    "imported_step",
+    "network",
+    "ordinary_gradients",
+    "planned",
+    "problem_of",
+]
 
 
 def planned(problem: Problem, planner: str) -> Schedule:
@@ -49,16 +48,6 @@ def any_plan(problem: Problem, seed: int) -> Schedule:
     found = decode(problem, view, decision, lookahead_runs=int(random.integers(1, 9)), release_at_once=True)
     assert isinstance(found, DeviceList)
     return Schedule((found.rows,), (found.initial,))
-
-
-def ordinary_gradients(name: str, batches: list[dict[str, torch.Tensor]]) -> list[torch.Tensor]:
-    """Gradients of the network without a plan: the mean over micro-batches. Random numbers start at 1."""
-    module, loss, _ = network(name)
-    torch.manual_seed(1)
-    for batch in batches:
-        value = loss(module, batch)
-        value.backward(torch.full_like(value, 1 / len(batches)))
-    return [p.grad for p in module.parameters() if p.grad is not None]
 
 
 def batches_of(name: str, micro_batches: int, rank: int = 0) -> list[dict[str, torch.Tensor]]:

@@ -5,8 +5,7 @@ import sys
 
 import torch
 import torch.distributed as dist
-from torch_networks import network
-from torch_plans import batches_of, imported_step, ordinary_gradients
+from torch_plans import batches_of, imported_step, network, ordinary_gradients
 
 from tmojax.execute_torch import PlannedTorchStep
 from tmojax.problem.io import read_plan, read_problem

@@ -36,7 +36,7 @@ def fact(name: str, unlimited_s: float = 0.9) -> dict:
 
 def run(instance: str, variant: str, step_s: float | None, seed: int = 0, definition: str = "d", **details) -> dict:
     if variant == "gradient":
-        details = {"relaxation_s": 6.0, "rounding_s": 2.0, "before_local_search_step_s": 1.15,
+        details = {"improvements_over_time": [[8.0, 40, 1.15], [20.0, 90, step_s]], "before_local_search_step_s": 1.15,
                    "after_local_search_step_s": step_s} | details  # fmt: skip
     else:
         details = {"curve": [[1.0, 1.18], [9.0, step_s]]} | details

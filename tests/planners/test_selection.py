@@ -7,6 +7,7 @@ import pytest
 from planner_cases import BOTH, cases, transformer
 
 from tmojax.cost import relax_problem
+from tmojax.planners.gradient import steps_for
 from tmojax.planners.selection import guide_of, link_limits, select, selections
 from tmojax.planners.workbench import Workbench
 from tmojax.problem import Action
@@ -146,3 +147,14 @@ def test_a_guide_weighs_candidates_by_price_and_doubt():
     # All prices alike and all choices open: what is larger and idle for longer weighs more.
     product = view.size_bytes * (view.idle_to - view.idle_from)
     assert np.argmax(guide.weight[0]) in np.flatnonzero(product >= 0.5 * product.max())
+
+
+def test_large_models_take_fewer_steps():
+    def model(gpus, slots, candidates):
+        return SimpleNamespace(gpus=gpus, slots=slots, size_gb=np.zeros((gpus, candidates)))
+
+    assert steps_for(model(4, 160, 500), 1500) == 1500
+    assert 600 <= steps_for(model(4, 160, 1800), 1500) < 1500
+    assert steps_for(model(8, 160, 5000), 1500) == 600
+    assert steps_for(model(8, 160, 5000), 40) == 40  # never more than asked for
+    assert steps_for(model(1, 10, 0), 1500) == 1500

@@ -167,3 +167,13 @@ def test_more_is_recomputed_in_the_first_micro_batch_only():
     # of them, or 3 s until the moment, which takes 5 s, has left before `fc`.
     assert 4 * 11.5 + 1 + 1 <= found.step_s < 4 * 11.5 + 1 + 1.2
     assert check(problem, found.schedule).valid
+
+
+def test_of_a_large_step_only_few_plans_are_simulated():
+    problem = random_problem(0, factor=1.3)
+    bench = Workbench(problem)
+    start = start_of(bench)
+    assert start is not None
+    before = bench.simulations
+    found = improve_state(bench, start, StateSettings(instructions=1))
+    assert bench.simulations - before <= 8 and found.step_s <= start.step_s

@@ -55,10 +55,12 @@ class ClassColumns:
 
     def crosses(self, link: int) -> tuple[bool, bool]:
         """Whether all that goes out of, and all that comes into, the memory of a member crosses a link."""
-        out_links, in_links = self.spec.out_links, self.spec.in_links
-        return bool(out_links) and all(link in way for way in out_links), bool(in_links) and all(
-            link in way for way in in_links
-        )
+        leaves, enters, _ = self.spec.crosses.get(link, (False, False, 0))
+        return leaves, enters
+
+    def sharing(self, link: int) -> int:
+        """Of how many members this holds for one link."""
+        return self.spec.crosses[link][2] if link in self.spec.crosses else 0
 
     def first_byte_s(self, block: Block, leaves: bool, enters: bool) -> float:
         """Seconds of compute from the start of a micro-batch before which nothing that `block` counts crosses a

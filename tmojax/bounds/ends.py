@@ -53,7 +53,9 @@ def add_ends(problem: Problem, rows: StepRows, member: ClassColumns) -> None:
     for link in sorted(shared_links(problem)):
         spec = problem.machine.links[link]
         after = collective_bytes_after(problem, link, devices, member.gaps, slots)
-        _add_ends(rows, spec.name, spec.bandwidth_bytes_per_s, member, *member.crosses(link), after, member.members)
+        _add_ends(
+            rows, spec.name, spec.bandwidth_bytes_per_s, member, *member.crosses(link), after, member.sharing(link)
+        )
     for own in links_with_collectives(problem, devices):
         after = np.mean([collective_bytes_after(problem, link, (device,), member.gaps, slots)
                          for device, link in zip(devices, own.links, strict=True)], axis=0)  # fmt: skip

@@ -49,10 +49,12 @@ def mean_first_input_s(problem: Problem, devices: tuple[int, ...], order: str = 
     slots, size_bytes = _wanted(problem, devices[0], order)
     if not len(slots) or slots[0] != 0:
         return 0.0
-    links = frozenset.intersection(*(crossed_by_inputs(problem, device) for device in devices))
-    rates = [problem.machine.links[link].bandwidth_bytes_per_s for link in links]
-    # The inputs of the k-th device in the order of arrival come behind those of k - 1 others.
-    return float(size_bytes[0]) * (len(devices) + 1) / 2 / min(rates) if rates else 0.0
+    crossed = [crossed_by_inputs(problem, device) for device in devices]
+    links = problem.machine.links
+    # The inputs of the k-th device in the order of arrival over a link come behind those of k - 1 others. Every other
+    # device has a link of its own, or the same, of which this is true.
+    return max((float(size_bytes[0]) * (sum(link in way for way in crossed) + 1) / 2 / links[link].bandwidth_bytes_per_s
+                for link in crossed[0]), default=0.0)  # fmt: skip
 
 
 def _wanted(problem: Problem, device: int, order: str) -> tuple[np.ndarray, np.ndarray]:

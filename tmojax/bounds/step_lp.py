@@ -157,10 +157,10 @@ class StepLp:
     def _flow(self, link: int, member: ClassColumns) -> list[tuple[np.ndarray, float]]:
         """Terms: bytes of a step that all devices of a class together send over a shared link."""
         terms = []
-        for columns, ways in ((member.moved_out, member.spec.out_links), (member.moved_in, member.spec.in_links)):
-            for column, way in zip(columns, ways, strict=False):
-                if link in way:
-                    terms.append((column, float(member.members)))
+        for direction, columns in enumerate((member.moved_out, member.moved_in)):
+            for place, column in enumerate(columns):
+                if users := member.spec.users.get((direction, place, link), 0):
+                    terms.append((column, float(users)))
         return terms
 
     def _add_links(self) -> None:

@@ -69,7 +69,7 @@ def _add_long(problem: Problem, rows: StepRows, link: int, sides: list[Side], an
                 else first[-1] + sum(n * answer.values[getattr(b, column)[-1]] for n, b in member.blocks[1:-1])
             )
             part = last[end][None, :] - np.where(begin >= 0, first[begin], 0.0)[:, None] + whole
-            crossing += np.where(fits, member.members * part, 0.0)
+            crossing += np.where(fits, member.sharing(link) * part, 0.0)
     value = np.where(any_fits, (heads[:, None] + rests[None, :]) / rows.unit.time_s + crossing / rate, 0.0)
     limit = answer.values[rows.step] * VIOLATED
     added = 0
@@ -78,7 +78,7 @@ def _add_long(problem: Problem, rows: StepRows, link: int, sides: list[Side], an
         for (member, leaves, enters), (begin, end, fits) in zip(sides, places, strict=True):
             for wanted, column in ((leaves, "out"), (enters, "into")):
                 if wanted and fits[i, j]:
-                    terms += _crossed(member.blocks, column, int(begin[i]), int(end[j]), -float(member.members))
+                    terms += _crossed(member.blocks, column, int(begin[i]), int(end[j]), -float(member.sharing(link)))
         label = f"link {spec.name} from {heads[i]:.4f} s after the start to {rests[j]:.4f} s before the end"
         rows.add(label, rate, float(heads[i] + rests[j]) / rows.unit.time_s * rate, terms)
         added += 1
@@ -138,7 +138,7 @@ def add_short_windows(
         for place, (repeat, _) in enumerate(classes[0].blocks):
             micro_batches = range(first, first + repeat)
             first += repeat
-            views = [_ShortView(member, place, *member.crosses(link), least, micro_batches, count)
+            views = [_ShortView(member, place, link, least, micro_batches, count)
                      for member, least in zip(classes, least_s, strict=True) if any(member.crosses(link))]  # fmt: skip
             views = [view for view in views if view.share[0] < 1]  # of others nothing crosses within a micro-batch
             if views:
@@ -175,12 +175,13 @@ class _ShortView:
     start of the step and to its end, for each of the micro-batches that the block stands for.
     """
 
-    def __init__(self, member: ClassColumns, place: int, leaves: bool, enters: bool, least_s: float,
+    def __init__(self, member: ClassColumns, place: int, link: int, least_s: float,
                  micro_batches: range, count: int) -> None:  # fmt: skip
         block, path = member.blocks[place][1], member.path
         moments, slot_s = block.moments, block.gaps.slot_s
         last = place == len(member.blocks) - 1
-        self.members = member.members
+        self.members = member.sharing(link)
+        leaves, enters = member.crosses(link)
         self.number = "each" if len(micro_batches) > 1 else str(micro_batches[0])
         self._columns = [c for wanted, c in ((leaves, block.out), (enters, block.into)) if wanted]
         total_s = float(slot_s.sum())

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,9 +30,13 @@ from tmojax.relax.decisions import Choice, DeviceDecision, keep_everything
 from tmojax.relax.decode import DoesNotFit
 from tmojax.relax.rounding import Rounding
 
+if TYPE_CHECKING:
+    from tmojax.cost.model import PeriodicModel
+
 # step_s, index, decisions, start shares of a rounding.
 Tried = tuple[float, int, tuple[DeviceDecision, ...], tuple[float, ...]]
 MOST_TAKEN_OVER = 12  # roundings of which local search takes over parts
+MOST_ENTRIES, LEAST_STEPS = 700_000, 600  # of a model that gets all steps; and what any other gets
 REPAIR_ROUNDS = 12  # of a rounding that does not fit; each decodes once more
 
 
@@ -145,9 +150,9 @@ class LocalSearch(Planner):
 class Gradient(Planner):
     """Gradient descent through the relaxed cost model (docs/cost-model.md), then rounding and local search.
 
-    restarts: relaxations optimised side by side; steps: optimiser steps of each. roundings: rounded decisions
-    decoded and simulated; the best `finalists` of them get the full sweep of policies and staggers. As many of those
-    that do not fit are repaired.
+    restarts: relaxations optimised side by side; steps: optimiser steps of each (large models take fewer: `steps_for`).
+    roundings: rounded decisions decoded and simulated, besides exact selections (`tmojax.planners.selection`); the best
+    `finalists` of them get the full sweep of policies and staggers. As many of those that do not fit are repaired.
     """
 
     name: str = "gradient"
@@ -177,7 +182,8 @@ class Gradient(Planner):
         warm = [
             (start.candidate.decisions, start.candidate.coordination.start_share) for start in starts[: self.restarts]
         ]
-        solution = optimise(model, restarts=self.restarts, steps=self.steps, seed=seed, warm_starts=warm)
+        steps = steps_for(model, self.steps)
+        solution = optimise(model, restarts=self.restarts, steps=steps, seed=seed, warm_starts=warm)
         relaxed_s = watch.read_s()
         selected, limited = selections(bench, model, solution, known)
         selected_s = watch.read_s()
@@ -203,6 +209,7 @@ class Gradient(Planner):
         details = {
             "start": starts[0].name if starts else "none",
             "start_step_s": starts[0].candidate.step_s if starts else None,
+            "steps": steps,
             "relaxed_step_s": float(np.min(solution.step_s)),
             "after_gradient_step_s": gradient_best.step_s if gradient_best is not None else None,
             "before_local_search_step_s": entries[0].candidate.step_s,
@@ -266,6 +273,13 @@ class Gradient(Planner):
             if best is None or found.step_s < best.step_s:
                 best = found
         return best
+
+
+def steps_for(model: PeriodicModel, most: int) -> int:
+    """Optimiser steps, `most` for small models. A step on a large one takes as much longer as it has more entries
+    (GPU x slot x candidate), and its selections need the relaxed plan's use of the links only."""
+    entries = model.gpus * model.slots * model.size_gb.shape[1]
+    return min(most, max(LEAST_STEPS, most * MOST_ENTRIES // entries)) if entries else most
 
 
 def alternating(first: list[Rounding], second: list[Rounding]) -> list[Rounding]:

@@ -141,10 +141,10 @@ def robust_choice(
 ) -> tuple[Candidate, dict[str, Any]]:
     """The most robust of the plans of a search that are nearly as fast as the fastest, with figures for the details.
 
-    Takes a quarter of `evaluations` on top, and at most `instructions`.
+    Takes a quarter of `evaluations` on top, and at most a quarter of `instructions`.
     """
     rows = max(1, sum(len(rows) for rows in log.plans[-1].schedule.lists))
-    simulations = min(settings.evaluations // 4, settings.instructions // rows)
+    simulations = min(settings.evaluations, settings.instructions // rows) // 4
     choice = most_robust(bench, log.plans, limit_s=limit_s, simulations=simulations, seed=seed)
     return choice.plan, choice.figures
 
@@ -294,9 +294,11 @@ class _Moves:
             choice = np.where(mask, other.choice, now.choice).astype(np.int8)
             last = np.where(mask, other.in_last, now.in_last).astype(np.int8)
             first = np.where(mask, other.in_first, now.in_first).astype(np.int8)
-            changed = DeviceDecision(
-                choice, state_out, None if np.array_equal(choice, last) else last,
-                None if np.array_equal(choice, first) else first,
+            changed = replace(
+                now, choice=choice, state_out=state_out,
+                last_choice=None if np.array_equal(choice, last) else last,
+                first_choice=None if np.array_equal(choice, first) else first,
+                lender=other.lender if other.borrows else now.lender, codec=other.codec if other.encodes else now.codec,
             )  # fmt: skip
             if not changed.same_as(now):
                 return changed

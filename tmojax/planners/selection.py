@@ -42,7 +42,7 @@ MOST_SOLVES, LEAST_SOLVES, SOLVED_CANDIDATES = 60, 12, 25_000  # all together: s
 ROLE_FAILS = 3  # at ops that are alike, before recomputation of all of them is given up
 ROUNDS = 12  # of solving with less memory, where the decode of a selection does not fit
 RESERVE = 0.003  # of the memory, on top of what is missing at such an op
-WALL_S = 60.0  # far beyond what so many nodes take
+WALL_S = 300.0  # far beyond what so many nodes take
 BINS = 4  # per slot, when the relaxed plan's use of a link is summed up over time
 
 

@@ -27,20 +27,22 @@ from tmojax.relax.decode import DoesNotFit
 
 SINGLE = 1 / 64  # of all state: larger tensors are decided alone, smaller ones with others of their kind and update
 NEGLIGIBLE = 1e-3  # of the largest unit: units below are not decided at all
+FEW = 60  # simulations: too few for more than one start
 AGAIN_AFTER = 60  # simulations without a better plan, the random changes start from the best one again
 
 
 @dataclass(frozen=True)
 class StateSettings:
     """evaluations: exact simulations at most. decodes: lists that are decoded in search of few bytes, for each kind of
-    device and each of `starts`. instructions: of the lists of both together, at most, so that large problems take
-    bounded time. threshold, byte_threshold: relative slow-down, and bytes more, accepted at first; they fall to zero.
+    device and each of `starts`. instructions: of all simulated lists together, and half as many of the decoded ones, at
+    most, so that large problems take bounded time. threshold, byte_threshold: relative slow-down, and bytes more,
+    accepted at first; they fall to zero.
     """
 
     evaluations: int = 1000
     decodes: int = 2000
     starts: int = 2
-    instructions: int = 6_000_000
+    instructions: int = 8_000_000
     threshold: float = 0.01
     byte_threshold: float = 0.05
 
@@ -140,7 +142,10 @@ def _change(rng: np.random.Generator, family: Family, state_out: np.ndarray, mem
 def improve_state(
     bench: Workbench, start: Candidate, settings: StateSettings | None = None, seed: int = 0
 ) -> Candidate:
-    """`start` with state somewhere else, and coordinated anew, if that is faster; never slower. Deterministic."""
+    """`start` with state somewhere else, and coordinated anew, if that is faster; never slower. Deterministic.
+
+    Of steps so large that only a few plans can be simulated, only the blocks of `start` itself are tried.
+    """
     settings = settings or StateSettings()
     moves = StateMoves(bench)
     if Action.OFFLOAD not in bench.problem.actions or not any(moves.families.values()):
@@ -148,12 +153,15 @@ def improve_state(
     rows = max(1, sum(len(rows) for rows in start.schedule.lists))
     evaluations = min(settings.evaluations, max(8, settings.instructions // rows))
     searches = [_Search(bench, moves, start)]
+    if evaluations < FEW:
+        searches[0].blocks(evaluations)
+        return searches[0].best
     if _moves_state(bench.problem, start):
         tries = (few_bytes(bench, moves, start.decisions, settings, seed + n) for n in range(settings.starts))
         light = [found for found in (sweep(bench, tried) for tried in tries) if isinstance(found, Candidate)]
         if light:
             searches.append(_Search(bench, moves, min(light, key=lambda plan: plan.step_s)))
-    outline = best_outline(bench, start, evaluations // 4)
+    outline = best_outline(bench, start, evaluations // 4)  # of which many do not fit and are not simulated
     if outline is not None:
         evaluations -= evaluations // 4
         searches.append(_Search(bench, moves, outline))
@@ -180,14 +188,23 @@ def few_bytes(bench: Workbench, moves: StateMoves, start: tuple[DeviceDecision, 
     """Decisions with state resting where the fewest bytes cross the links in both directions together, found by
     blocks and annealing on decoded lists, for every kind of device from the first of its kind in `start`."""
     found: dict[int, DeviceDecision] = {}
-    for first in sorted(set(bench.device_class)):
+    classes = sorted(set(bench.device_class))
+    for first in classes:
         found[first] = start[first]
         if moves.families[first]:
-            found[first] = _few_bytes(bench, moves, first, start[first], settings, np.random.default_rng(seed))
+            rows = len(classes) * max(1, _rows(bench, first, start[first]))
+            decodes = min(settings.decodes, max(8, settings.instructions // (2 * rows)))
+            found[first] = _few_bytes(bench, moves, first, start[first], decodes, settings.byte_threshold,
+                                      np.random.default_rng(seed))  # fmt: skip
     return tuple(found[first] for first in bench.device_class)
 
 
-def _few_bytes(bench: Workbench, moves: StateMoves, device: int, start: DeviceDecision, settings: StateSettings,
+def _rows(bench: Workbench, device: int, decision: DeviceDecision) -> int:
+    decoded = bench.decode(device, decision)
+    return 0 if isinstance(decoded, DoesNotFit) else len(decoded.rows)
+
+
+def _few_bytes(bench: Workbench, moves: StateMoves, device: int, start: DeviceDecision, rounds: int, threshold: float,
                rng: np.random.Generator) -> DeviceDecision:  # fmt: skip
     def moved_bytes(decision: DeviceDecision) -> float:
         decoded = bench.decode(device, decision)
@@ -197,7 +214,6 @@ def _few_bytes(bench: Workbench, moves: StateMoves, device: int, start: DeviceDe
     if isinstance(decoded, DoesNotFit):
         return start
     best, best_bytes = start, float(sum(decoded.moved_bytes))
-    rounds = min(settings.decodes, max(8, settings.instructions // max(1, len(decoded.rows))))
     for number, (members, option) in enumerate(_blocks_of(moves.families[device])):
         if number >= rounds // 2:
             break
@@ -208,7 +224,7 @@ def _few_bytes(bench: Workbench, moves: StateMoves, device: int, start: DeviceDe
     for number in range(rounds):
         tried = moves.exchange(rng, device, current)
         tried_bytes = moved_bytes(tried)
-        accepted = 1 + settings.byte_threshold * (1 - number / rounds) * float(rng.exponential())
+        accepted = 1 + threshold * (1 - number / rounds) * float(rng.exponential())
         if tried_bytes <= current_bytes * accepted:
             current, current_bytes = tried, tried_bytes
             if tried_bytes < best_bytes:

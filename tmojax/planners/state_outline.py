@@ -74,9 +74,10 @@ def shed(problem: Problem, view: StepView, share: float, offloaded: bool) -> np.
 
 
 def best_outline(bench: Workbench, start: Candidate, evaluations: int) -> Candidate | None:
-    """The best of at most `evaluations` plans that differ from `start` in an `Outline`, which may be slower than
-    `start`; None if none fits. Deterministic."""
+    """The best of at most `evaluations` simulated plans that differ from `start` in an `Outline`, which may be slower
+    than `start`; None if none fits. Deterministic. At most twice as many that do not fit are decoded as well."""
     kinds = _kinds(bench)
+    before = bench.simulations
     tried: dict[Outline, Candidate | None] = {}
 
     def step_s(outline: Outline) -> float:
@@ -89,8 +90,11 @@ def best_outline(bench: Workbench, start: Candidate, evaluations: int) -> Candid
         known = tried[outline]
         return known.step_s if known is not None else float("inf")
 
+    def exhausted() -> bool:
+        return bench.simulations - before >= evaluations or len(tried) >= 3 * evaluations
+
     for outline in _grid(bench.problem, kinds):
-        if len(tried) >= evaluations:
+        if exhausted():
             break
         step_s(outline)
     now, improved = min(tried, key=step_s), True
@@ -98,7 +102,7 @@ def best_outline(bench: Workbench, start: Candidate, evaluations: int) -> Candid
         improved = False
         for change in _changes(bench.problem, kinds):
             for outline in change(now):
-                if outline not in tried and len(tried) >= evaluations:
+                if outline not in tried and exhausted():
                     return tried[now]
                 if step_s(outline) < step_s(now) * (1 - 1e-9):
                     now, improved = outline, True

@@ -161,5 +161,7 @@ def test_slices_are_refused_before_anything_runs(case, schedule):
     rows = schedule.lists[0].copy()
     move = int(np.flatnonzero(rows["tensor"] >= 0)[0])
     rows["parts"][move] = 2
-    with pytest.raises(InputError, match=r"gpu0 #\d+: moves slice 0 of 2 of '.*whole tensors only.*plan without slices"):
+    with pytest.raises(
+        InputError, match=r"gpu0 #\d+: moves slice 0 of 2 of '.*whole tensors only.*plan without slices"
+    ):
         prepare_list(problem, replace(schedule, lists=(rows, *schedule.lists[1:])), 0)

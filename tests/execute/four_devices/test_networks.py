@@ -7,10 +7,14 @@ import jax
 import numpy as np
 import pytest
 from checker_bytes import checker_bytes
-from steps import identical, largest_difference, make_case, plan, planned
+from steps import GPU, OPTIMIZER, identical, largest_difference, make_case, plan, planned
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "experiments" / "gpu"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "experiments" / "ways_out"))
 from networks import NETWORKS, network
+
+from tmojax import import_train_step
+from tmojax.execute import CompiledStep
+from tmojax.models import build_model
 
 # Float32: the ordinary step is fused across the ops of the plan, so sums are taken in another order; AdamW divides the
 # gradient by its own size, which turns differences of tiny gradients into differences of the update.
@@ -48,3 +52,14 @@ def test_plans_give_the_gradients_of_the_ordinary_step_in_the_planned_bytes(name
             for count, allowed in zip(counts, checker_bytes(problem, schedule, device), strict=True):
                 assert count.planned_bytes.items() >= allowed.items()
                 assert all(size <= count.planned_bytes[at] for at, size in count.counted_bytes.items())
+
+
+def test_equal_layers_are_compiled_once():
+    """A deeper network has more ops and not more programs."""
+    counts = []
+    for layers in (3, 6):
+        model = build_model("mlp", batch=8, dtype="float32", layers=layers, width=16)
+        step = CompiledStep(import_train_step(model.loss, model.params, model.batch, OPTIMIZER, gpu=GPU, gpus=1))
+        counts.append((step.program_count, len(step.workload.programs[0].ops)))
+    (few, ops), (also_few, more_ops) = counts
+    assert few == also_few < ops < more_ops

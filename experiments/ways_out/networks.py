@@ -1,4 +1,4 @@
-"""Five networks of test size: what `run.py` and the tests of the runtime execute."""
+"""Five networks of test size in JAX: what `run.py` and the tests of the runtime execute."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +21,19 @@ class Network:
     loss: Callable[[Any, Any], jax.Array]
     params: Any
     batch: Callable[[np.random.Generator], Any]
+
+
+class MLP(nn.Module):
+    """Pairs of dense layers around a GELU, each with a shortcut."""
+
+    layers: int
+
+    @nn.compact
+    def __call__(self, x):
+        width = x.shape[-1]
+        for layer in range(self.layers):
+            x = x + nn.Dense(width, name=f"out{layer}")(nn.gelu(nn.Dense(2 * width, name=f"in{layer}")(x)))
+        return x
 
 
 class ResidualBlock(nn.Module):
@@ -108,6 +121,35 @@ class Scanned(nn.Module):
         return nn.Dense(self.vocabulary, name="logits")(x)
 
 
+def _mlp(scale: int) -> Network:
+    module, shape = MLP(4), (256, 32 * scale)
+    shapes = jax.eval_shape(module.init, jax.random.key(0), jax.ShapeDtypeStruct(shape, jnp.float32))["params"]
+
+    def loss(params, batch):
+        return ((jnp.asarray(module.apply({"params": params}, batch["x"])) - batch["y"]) ** 2).mean()
+
+    def batch(rng):
+        return {part: rng.normal(size=shape).astype(np.float32) for part in ("x", "y")}
+
+    return Network("mlp", loss, shapes, batch)
+
+
+def mlp_of(chain: Callable[[Any, jax.Array], jax.Array]) -> Callable[[Any, Any], jax.Array]:
+    """The loss of the MLP with its blocks in a chain, as the explicit form takes it: the same parameters."""
+
+    def loss(params, batch):
+        blocks = [(params[f"in{block}"], params[f"out{block}"]) for block in range(len(params) // 2)]
+        return ((chain(blocks, batch["x"]) - batch["y"]) ** 2).mean()
+
+    return loss
+
+
+def mlp_block(layer: Any, x: jax.Array) -> jax.Array:
+    """One block of it."""
+    inner, outer = layer
+    return x + nn.gelu(x @ inner["kernel"] + inner["bias"]) @ outer["kernel"] + outer["bias"]
+
+
 def _classifier(name: str, module: nn.Module, images: tuple[int, ...], classes: int) -> Network:
     shapes = jax.eval_shape(module.init, jax.random.key(0), jax.ShapeDtypeStruct(images, jnp.float32))["params"]
 
@@ -120,6 +162,10 @@ def _classifier(name: str, module: nn.Module, images: tuple[int, ...], classes: 
         return {"images": rng.normal(size=images).astype(np.float32), "labels": labels}
 
     return Network(name, loss, shapes, batch)
+
+
+def _vit(scale: int) -> ViT:
+    return ViT(5, 16 * scale, 2, 10)
 
 
 def _scanned(scale: int) -> Network:
@@ -140,25 +186,20 @@ def _scanned(scale: int) -> Network:
 def network(name: str, scale: int = 1) -> Network:
     """A network by name; `scale` multiplies widths and lengths (1: the tests; a GPU wants more)."""
     if name == "mlp":
-        model = build_model("mlp", batch=32, dtype="float32", layers=4, width=32 * scale)
-
-        def rows(rng):
-            return {part: rng.normal(size=(32, 32 * scale)).astype(np.float32) for part in ("x", "y")}
-
-        return Network(name, model.loss, model.params, rows)
+        return _mlp(scale)
     if name == "gpt2":
         tokens = 16 * scale
         model = build_model(
-            "gpt2", batch=2, dtype="float32", layers=2, width=32 * scale, heads=4, vocabulary=96, sequence=tokens
+            "gpt2", batch=8, dtype="float32", layers=2, width=32 * scale, heads=4, vocabulary=96, sequence=tokens
         )
         return Network(
             name, model.loss, model.params,
-            lambda rng: {"tokens": rng.integers(0, 96, (2, tokens + 1)).astype(np.int32)},
+            lambda rng: {"tokens": rng.integers(0, 96, (8, tokens + 1)).astype(np.int32)},
         )  # fmt: skip
     if name == "resnet":
         return _classifier(name, ResNet((8 * scale, 16 * scale), 10), (4, 8 * scale, 8 * scale, 3), 10)
     if name == "vit":
-        return _classifier(name, ViT(2, 16 * scale, 2, 10), (4, 16, 16, 3), 10)
+        return _classifier(name, _vit(scale), (4, 16, 16, 3), 10)
     if name == "scanned":
         return _scanned(scale)
     raise ValueError(f"unknown network {name!r}; choose one of {', '.join(NETWORKS)}")

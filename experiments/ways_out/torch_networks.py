@@ -15,11 +15,13 @@ Case = tuple[nn.Module, Callable[[nn.Module, Any], torch.Tensor], Any]
 class MLP(nn.Module):
     def __init__(self, depth: int = 4, width: int = 32) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)) for _ in range(depth)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
-            x = x + F.gelu(layer(x))
+            x = x + layer(x)
         return x
 
 
@@ -113,6 +115,60 @@ class ViT(nn.Module):
         return self.head(self.ln(x).mean(1))
 
 
+class Stack(nn.Module):
+    """The parameters of several blocks, each kind in one tensor, as a scan over layers has them."""
+
+    def __init__(self, layers: int, width: int) -> None:
+        super().__init__()
+        shapes = {
+            "qkv": (3 * width, width),
+            "proj": (width, width),
+            "fc": (4 * width, width),
+            "out": (width, 4 * width),
+        }
+        self.scale = nn.Parameter(torch.ones(layers, 2, width))
+        self.weights = nn.ParameterDict(
+            {name: nn.Parameter(0.1 * torch.randn(layers, *shape)) for name, shape in shapes.items()}
+        )
+
+
+class StackedBlock(nn.Module):
+    """One block of a stack; it has no parameters of its own."""
+
+    def __init__(self, stack: Stack, layer: int, heads: int) -> None:
+        super().__init__()
+        self.parts, self.layer, self.heads = (stack,), layer, heads  # in a tuple: the network registers the stack
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        (stack,) = self.parts
+        rows, length, width = x.shape
+        weight = {name: stacked[self.layer] for name, stacked in stack.weights.items()}
+        q, k, v = (
+            part.view(rows, length, self.heads, width // self.heads).transpose(1, 2)
+            for part in F.linear(F.layer_norm(x, (width,), stack.scale[self.layer, 0]), weight["qkv"]).split(width, -1)
+        )
+        mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(rows, length, width)
+        x = x + F.linear(mixed, weight["proj"])
+        inner = F.gelu(F.linear(F.layer_norm(x, (width,), stack.scale[self.layer, 1]), weight["fc"]))
+        return x + F.linear(inner, weight["out"])
+
+
+class Scanned(nn.Module):
+    """A transformer whose layers share their parameter tensors. PyTorch has no scan in eager mode; a loop runs them."""
+
+    def __init__(self, words: int = 64, width: int = 32, layers: int = 3) -> None:
+        super().__init__()
+        self.wte, self.stack = nn.Embedding(words, width), Stack(layers, width)
+        self.blocks = nn.ModuleList(StackedBlock(self.stack, layer, 4) for layer in range(layers))
+        self.head = nn.Linear(width, words)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        x = self.wte(words)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
 def _squares(module: nn.Module, batch: Any) -> torch.Tensor:
     return F.mse_loss(module(batch["x"]), batch["y"])
 
@@ -130,21 +186,23 @@ def network(name: str) -> Case:
     torch.manual_seed(0)
     if name == "mlp":
         return MLP(), _squares, batch_of(name, 0)
-    if name in ("gpt", "gpt-dropout"):
-        return GPT(dropout=0.1 if name == "gpt-dropout" else 0.0), _words, batch_of(name, 0)
+    if name in ("gpt2", "gpt2-dropout"):
+        return GPT(dropout=0.1 if name == "gpt2-dropout" else 0.0), _words, batch_of(name, 0)
     if name in ("resnet", "vit"):
         return ResNet() if name == "resnet" else ViT(), _classes, batch_of(name, 0)
+    if name == "scanned":
+        return Scanned(), _words, batch_of(name, 0)
     raise KeyError(name)
 
 
 def batch_of(name: str, seed: int) -> dict[str, torch.Tensor]:
     random = torch.Generator().manual_seed(seed)
     if name == "mlp":
-        return {key: torch.randn(64, 32, generator=random) for key in "xy"}
+        return {key: torch.randn(256, 32, generator=random) for key in "xy"}
     if name in ("resnet", "vit"):
         x = torch.randn(4, 3, 16, 16, generator=random)
         return {"x": x, "y": torch.randint(0, 10, (4,), generator=random)}
     return {key: torch.randint(0, 64, (4, 16), generator=random) for key in "xy"}
 
 
-NETWORKS = ("mlp", "gpt", "gpt-dropout", "resnet", "vit")
+NETWORKS = ("mlp", "gpt2", "gpt2-dropout", "resnet", "vit", "scanned")

@@ -1,0 +1,75 @@
+"""One line of the table, and what all ways out share: the capacities that are tried."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tmojax.planners.base import Planner
+from tmojax.problem import Kind, Problem, Schedule
+
+# Percent of the footprint; a planner gets the least of these in which it has a plan.
+SHARES = range(40, 101, 5)
+FINE_SHARES = range(40, 101, 2)
+
+HEAD = """\
+| network | way out | plan | memory | gradients | planned | counted | host planned | host counted |
+|---|---|---|---|---|---|---|---|---|"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A network by a plan. `share`: of the footprint, that a device has. `same_bits`: as the step that keeps everything
+    (None: not compared bit for bit). `difference`: largest of a gradient to the ordinary step, relative to its largest
+    number. Bytes: the most at any time on a device and on its host; 0 counted where nothing could be counted.
+    `refused`: why the way out takes no plan of this network."""
+
+    network: str
+    way: str
+    plan: str
+    share: float
+    same_bits: bool | None
+    difference: float
+    planned_bytes: int
+    counted_bytes: int
+    host_planned_bytes: int
+    host_counted_bytes: int
+    within_plan: bool
+    refused: str = ""
+
+    def text(self) -> str:
+        if self.refused:
+            return f"| {self.network} | {self.way} | {self.plan} | | refused: {self.refused} | | | | |"
+        bits = {True: "same bits", False: "OTHER BITS", None: ""}[self.same_bits]
+        if self.difference or self.same_bits is None:
+            bits = f"{bits}, {self.difference:.0e}".removeprefix(", ")
+        counted = f"{self.counted_bytes:,}" if self.counted_bytes else ""
+        over = "" if self.within_plan else " OVER"
+        return (
+            f"| {self.network} | {self.way} | {self.plan} | {self.share:g} | {bits} | {self.planned_bytes:,} | "
+            f"{counted}{over} | {self.host_planned_bytes:,} | {self.host_counted_bytes:,} |"
+        )
+
+    def record(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def least(
+    problem_of: Callable[[float], Problem], planner: Planner, offloading: bool = False, percent: range = SHARES
+) -> tuple[Problem, Schedule, float]:
+    """(problem, plan, share) for the least share of the footprint that has a plan.
+
+    `offloading`: that has a plan which offloads something, if any has.
+    """
+    found = None
+    for share in (number / 100 for number in percent):
+        problem = problem_of(share)
+        schedule = planner.plan(problem).schedule
+        if schedule is not None:
+            found = found or (problem, schedule, share)
+            if not offloading or any((rows["kind"] == Kind.OFFLOAD).any() for rows in schedule.lists):
+                return problem, schedule, share
+    if found is None:
+        raise SystemExit(f"{planner.name} has no plan in the whole footprint")
+    return found
