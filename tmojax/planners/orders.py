@@ -83,7 +83,7 @@ class Orders:
 
         `details` has those of the planner and `order`; `order_step_s`: step time of its plan in every order, None where
         it has none; `orders_left_out`: those in which a long search did not plan, with the times of their fastest
-        seeds. Every order is planned on its own, so settings such as time limits are for each. With `alone`, GPUs plan without
+        seeds. Every order is planned on its own, so time limits are for each. With `alone`, GPUs plan without
         knowing of each other (`tmojax.planners.alone`), from seeds of their own.
         """
         watch = Stopwatch()
