@@ -47,19 +47,18 @@ class Case:
 
 TWO_GPUS = ("machine.gpus.first.count=1", "machine.gpus.second.count=1")
 CASES = (
-    Case("llama-1gpu-k4-f3", "Llama-7B, GH200, K = 4, footprint / 3", "llama-7b-1gpu-gh200-k4-f2", "[{group=2}, {}]",
-         ("capacity.footprint_factor=3",)),
-    Case("llama-1gpu-k16-f3", "Llama-7B, GH200, K = 16, footprint / 3", "llama-7b-1gpu-gh200-k4-f2",
-         "[{group=2}, {group=4}]", ("capacity.footprint_factor=3", "micro_batches=16")),
+    Case("harmony-gpt2-xl-k4-f3", "GPT-2 XL (Harmony), four GTX 1080 Ti, K = 4, footprint / 3",
+         "harmony-gpt2-xl-4gpu-1080ti-k4-f3", "[{}, {group=2}]"),
+    Case("harmony-gpt2-xl-k16-f3", "the same, K = 16", "harmony-gpt2-xl-4gpu-1080ti-k16-f3", "[{}, {group=4}]"),
+    Case("harmony-gpt2-xl-k4-f2", "GPT-2 XL (Harmony), four V100, K = 4, footprint / 2", "harmony-gpt2-xl-4gpu-k4-f2",
+         "[{}, {group=2}]"),
     Case("llama-2gpu-k4-f2", "Llama-7B, two RTX PRO 6000, K = 4, footprint / 2", "llama-7b-8gpu-two-roots-k4-f2",
          "[{group=2}, {}]", TWO_GPUS),
-    Case("llama-2gpu-k4-f3", "Llama-7B, two RTX PRO 6000, K = 4, footprint / 3", "llama-7b-8gpu-two-roots-k4-f2",
-         "[{group=2}, {}]", (*TWO_GPUS, "capacity.footprint_factor=3")),
-    Case("harmony-gpt2-xl-4gpu-k4-f2", "GPT-2 XL (Harmony), four V100, K = 4, footprint / 2",
-         "harmony-gpt2-xl-4gpu-k4-f2", "[{group=2}, {}]"),
-    Case("harmony-bert-4gpu-k16-f1.33", "BERT-large (Harmony), four V100, K = 16, footprint / 1.33",
+    Case("llama-1gpu-k16-f3", "Llama-7B, GH200, K = 16, footprint / 3", "llama-7b-1gpu-gh200-k4-f2",
+         "[{group=2}, {group=4}]", ("capacity.footprint_factor=3", "micro_batches=16")),
+    Case("harmony-bert-k16-f1.33", "BERT-large (Harmony), four V100, K = 16, footprint / 1.33",
          "harmony-bert-large-4gpu-k16-f1.33", "[{group=2}, {group=4}]"),
-    Case("gpt2-4gpu-k4-f2", "GPT-2, four GPUs, K = 4, footprint / 2", "gpt2-4gpu-k4-f2", "[{group=2}]"),
+    Case("gpt2-k4-f2", "GPT-2, four GPUs, K = 4, footprint / 2", "gpt2-4gpu-k4-f2", "[{group=2}]"),
 )  # fmt: skip
 
 
