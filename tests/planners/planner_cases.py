@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from further_steps import further_problem
 from random_steps import random_problem
 
 from tmojax.importers.machine_build import load_machine
@@ -27,8 +28,10 @@ def transformer(preset: str, *, factor: float, micro_batches: int = 3, actions: 
 
 
 def cases() -> dict[str, Problem]:
-    """Forks, workspace, state, collectives, one to six GPUs, uneven and half-duplex paths, one action or two."""
+    """Forks, workspace, state, collectives, one to six GPUs, uneven and half-duplex paths, one action or two, or peers
+    and codecs as well."""
     found = {f"random-{seed}": random_problem(seed, factor=1.15) for seed in (1, 4, 7)}
+    found["peers-and-codecs"] = further_problem(1, 1.25)
     found["offload-only"] = random_problem(11, factor=1.1, actions=(Action.OFFLOAD,))
     found["recompute-only"] = random_problem(12, factor=1.05, actions=(Action.RECOMPUTE,))
     found["roomy"] = random_problem(2, factor=0.9)

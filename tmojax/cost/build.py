@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from tmojax.cost.chains import NEVER, Chains, can_be_dropped, find_chains, shared_producers
-from tmojax.cost.model import GB, PeriodicModel
+from tmojax.cost.model import GB, PEER, PeriodicModel
 from tmojax.cost.slots import FluidSlots, merge_slots
 from tmojax.cost.state import find_state_gaps
 from tmojax.cost.tail import collective_slot_s, step_collectives
+from tmojax.cost.ways import allow_further, best_codec, check_lenders, coding_arrays, peer_arrays, peer_routes, width
 from tmojax.errors import InputError
 from tmojax.problem import Action, Lifetime, Problem
 from tmojax.problem.step_view import StepView
@@ -22,11 +23,13 @@ MOST_SLOTS = 160
 
 
 def relax_problem(
-    problem: Problem, views: Sequence[StepView], *, most_slots: int = MOST_SLOTS, dtype=jnp.float32
-) -> PeriodicModel:
+    problem: Problem, views: Sequence[StepView], *, most_slots: int = MOST_SLOTS, dtype=jnp.float32,
+    lenders: Sequence[int] = ()
+) -> PeriodicModel:  # fmt: skip
     """Build the model of a problem; `views[g]`: the step of device g, or of one that runs the same in as much memory.
 
-    `most_slots`: fluid slots of one micro-batch. With one micro-batch per step the model does not wrap around. Raises
+    `most_slots`: fluid slots of one micro-batch. `lenders`: who may lend memory to each device (-1: nobody; by default
+    nobody does). With one micro-batch per step the model does not wrap around. Raises
     InputError for a device without slots or when there are no views.
     """
     if len(views) != problem.workload.device_count:
@@ -36,19 +39,27 @@ def relax_problem(
     for view in views:
         if len(view.slot_s) < 2 or view.slot_s.sum() <= 0:
             raise InputError(f"device {view.device}: a micro-batch needs at least two ops and some compute time")
+    lenders, codec = check_lenders(problem, lenders), best_codec(problem)
+    choices = width(problem, lenders)
     parts: dict[int, tuple[dict[str, np.ndarray], Chains]] = {}
     state: dict[int, tuple[tuple[int, int, int], ...]] = {}
     for view in views:
         if id(view) not in parts:
             slots = merge_slots(view, most_slots)
-            arrays, chains = _device_arrays(problem, view, slots)
+            arrays, chains = _device_arrays(problem, view, slots, choices)
+            if choices > 3:
+                allow_further(problem, view, slots, arrays["allowed"])
+            arrays |= coding_arrays(problem, view, slots, codec)
             arrays, state[id(view)] = _with_state(problem, view, slots, arrays)
             parts[id(view)] = arrays, chains
     per_gpu = [parts[id(view)][0] for view in views]
     stacked = {name: _stack([part[name] for part in per_gpu], name) for name in per_gpu[0]}
+    if choices > 3:
+        stacked["allowed"][np.array(lenders) < 0, :, PEER] = False
     paths = _path_arrays([parts[id(view)][1] for view in views], stacked)
     candidates = [len(view.size_bytes) for view in views]
-    lane, link_rate, link_use, link_names = _host_paths(problem, views)
+    lane, links, link_use = _host_paths(problem, views, lenders)
+    link_names = tuple(problem.machine.links[link].name for link in links)
     interference = problem.machine.interference
     resting = [float(view.state_bytes[view.state_resting].sum()) / GB for view in views]
     may_offload = Action.OFFLOAD in problem.actions
@@ -63,8 +74,10 @@ def relax_problem(
         {**stacked, **{name: value for name, value in paths.items() if not name.startswith("level")}},
         capacity_gb=np.array([problem.capacity_bytes(view.device) / GB for view in views]),
         lane_gb_per_s=lane,
-        link_gb_per_s=link_rate,
+        link_gb_per_s=np.array([problem.machine.links[link].bandwidth_bytes_per_s / GB for link in links]),
         link_use=link_use,
+        **peer_arrays(problem, views, lenders, links, lambda g, route: _lane(problem, views[g], route)),
+        coded_share=np.array(_coded_share(problem, codec)),
         resting_gb=np.array(resting if may_offload else [0.0] * len(views)),
         host_gb=host_gb,
         host_use=host_use,
@@ -86,17 +99,22 @@ def relax_problem(
         candidates=tuple(candidates),
         state=tuple(state[id(view)] for view in views),
         merged=tuple(tuple(int(g) for g in row) for row in groups),
+        codec=codec,
+        lenders=lenders,
     )
 
 
-def _device_arrays(problem: Problem, view: StepView, slots: FluidSlots) -> tuple[dict[str, np.ndarray], Chains]:
+def _device_arrays(
+    problem: Problem, view: StepView, slots: FluidSlots, choices: int
+) -> tuple[dict[str, np.ndarray], Chains]:
     """Arrays of one device by field name, in the units of the model, and its recompute chains."""
     count, size = len(view.size_bytes), view.size_bytes / GB
     possible = can_be_dropped(view) & (Action.RECOMPUTE in problem.actions)
     slot_s = slots.slot_s + np.bincount(slots.group, collective_slot_s(problem, view), len(slots.slot_s))
     places = np.arange(len(slot_s))[:, None]
     own_use = np.where(view.needed, slots.idle_to, slots.idle_to + 1)
-    allowed = np.ones((count, 3), bool)
+    allowed = np.zeros((count, choices), bool)
+    allowed[:, 0] = True
     allowed[:, 1] = view.may_offload & (slots.idle_to - slots.idle_from > 1) & (Action.OFFLOAD in problem.actions)
     allowed[:, 2] = possible | ~view.needed
     wanted = np.array([any(possible[d] for d in dependents) for dependents in view.dependents], bool)
@@ -140,12 +158,14 @@ def _with_state(
         "due_gb": (places >= back) * size,
         "use_s": np.zeros(shape),
         "needed": np.ones(len(size), bool),
-        "allowed": np.tile([True, True, False], (len(size), 1)),
+        "allowed": np.tile(np.arange(arrays["allowed"].shape[1]) < 2, (len(size), 1)),
         "clean": gaps.clean,
         "around_gb": around * size,
         "other_outputs": np.full((len(size), arrays["other_outputs"].shape[1]), NEVER),
         "own_use": back,
         "again_s": np.zeros(len(size)),
+        "coding_s": np.zeros(shape),
+        "coding_gb": np.zeros(shape),
     }
     joined = {
         name: np.concatenate([arrays[name], column], axis=0 if name in ("allowed", "other_outputs") else -1)
@@ -212,31 +232,45 @@ def _path_arrays(chains: Sequence[Chains], stacked: dict[str, np.ndarray]) -> di
     }
 
 
-def _host_paths(
-    problem: Problem, views: Sequence[StepView]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple[str, ...]]:
-    """(lane rate [gpu, 2], shared link rate [link], link_use [link, gpu, 2], names of the shared links), GB/s.
+def _coded_share(problem: Problem, codec: int) -> float:
+    if not problem.machine.codecs:
+        return 1.0
+    return problem.machine.codecs[codec].numerator / problem.machine.codecs[codec].denominator
+
+
+def _lane(problem: Problem, view: StepView, route: Sequence[int]) -> float:
+    """GB/s of one GPU's copies over a route alone.
 
     A copy holds its engine during set-up and latency, in which nothing moves; the lane is slower by the share of that
     time in a copy of mean size.
     """
     machine = problem.machine
+    movable = view.size_bytes[view.may_offload & (view.size_bytes > 0)]
+    mean_bytes = float((movable.astype(float) ** 2).sum() / movable.sum()) if len(movable) else 1.0
+    rate = min(machine.links[link].bandwidth_bytes_per_s for link in route)
+    idle_s = machine.overheads.transfer_setup_s + sum(machine.links[link].latency_s for link in route)
+    return mean_bytes / (mean_bytes / rate + idle_s) / GB
+
+
+def _host_paths(
+    problem: Problem, views: Sequence[StepView], lenders: Sequence[int]
+) -> tuple[np.ndarray, list[int], np.ndarray]:
+    """(lane rate [gpu, 2] in GB/s, links that are shared, which of the host copies cross them [link, gpu, 2])."""
+    machine = problem.machine
     use = np.zeros((len(machine.links), len(views), 2))
     lane = np.zeros((len(views), 2))
     for g, view in enumerate(views):
         device = machine.devices[g]
-        movable = view.size_bytes[view.may_offload & (view.size_bytes > 0)]
-        mean_bytes = float((movable.astype(float) ** 2).sum() / movable.sum()) if len(movable) else 1.0
         ways = ((device.memory, device.host_memory), (device.host_memory, device.memory))
         for direction, way in enumerate(ways):
             links = machine.route(*way).links
             use[list(links), g, direction] = 1
-            rate = min(machine.links[link].bandwidth_bytes_per_s for link in links)
-            idle_s = machine.overheads.transfer_setup_s + sum(machine.links[link].latency_s for link in links)
-            lane[g, direction] = mean_bytes / (mean_bytes / rate + idle_s) / GB
-    shared = np.flatnonzero(use.sum(axis=(1, 2)) > 1)
-    rates = np.array([machine.links[link].bandwidth_bytes_per_s / GB for link in shared])
-    return lane, rates, use[shared], tuple(machine.links[link].name for link in shared)
+            lane[g, direction] = _lane(problem, view, links)
+    users = use.sum(axis=(1, 2))
+    for _, _, links in peer_routes(machine, lenders):
+        users[list(links)] += 1
+    shared = np.flatnonzero(users > 1)
+    return lane, shared.tolist(), use[shared]
 
 
 def _host_memory(problem: Problem, views: Sequence[StepView]) -> tuple[np.ndarray, np.ndarray]:

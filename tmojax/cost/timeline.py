@@ -10,9 +10,18 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from tmojax.cost.model import DROP, KEEP, OFFLOAD, PeriodicModel
+from tmojax.cost.model import COMPRESS, DROP, KEEP, OFFLOAD, OFFLOAD_COMPRESSED, PEER, PeriodicModel
 
 BIN_SHIFT = 0.382  # of a bin
+
+
+class PeerDemand(eqx.Module):
+    """What goes to the lender instead of the host; fields as in `Demand`."""
+
+    ready_gb: Float[Array, "gpu slot"]
+    absorbed_gb: Float[Array, "gpu slot"]
+    due_gb: Float[Array, "gpu slot"]
+    total_gb: Float[Array, " gpu"]
 
 
 class Demand(eqx.Module):
@@ -38,19 +47,23 @@ class Demand(eqx.Module):
     open_gb: Float[Array, "gpu slot"]
     uncopied_gb: Float[Array, "gpu slot"]
     state_away_gb: Float[Array, " gpu"]
+    peer: PeerDemand | None = None
 
 
 class Timing(eqx.Module):
     """stall_s [gpu, slot]: at the end of a slot, beyond what the GPU's own copies take. out_share, in_share [gpu,
     slot] in (0, 1): of the bytes waiting to leave, what leaves in the slot; of the bytes that may still come later
     (seen backwards), what comes in the slot.
-    phase [gpu]: start of a GPU, in periods, at least 0.
+    phase [gpu]: start of a GPU, in periods, at least 0. peer_out_share, peer_in_share: the shares of what goes to the
+    lender, where somebody lends.
     """
 
     stall_s: Float[Array, "gpu slot"]
     out_share: Float[Array, "gpu slot"]
     in_share: Float[Array, "gpu slot"]
     phase: Float[Array, " gpu"]
+    peer_out_share: Float[Array, "gpu slot"] | None = None
+    peer_in_share: Float[Array, "gpu slot"] | None = None
 
 
 class Limits(eqx.Module):
@@ -65,9 +78,9 @@ class Limits(eqx.Module):
 
 
 class Step(eqx.Module):
-    """period_s [gpu]; slot_end_s, stall_s [gpu, slot]: with all stalls; memory_gb [gpu, slot]; out_gb, in_gb [gpu,
-    slot]: cumulative copies at the end of a slot; link_gb [link, bin]: load of every bin of `bin_s` seconds; step_s:
-    the estimate; tail_s: its part after the micro-batches.
+    """period_s [gpu]; slot_end_s, stall_s [gpu, slot]: with all stalls; memory_gb [gpu, slot]: with what is lent;
+    out_gb, in_gb [gpu, slot]: cumulative host copies at the end of a slot; link_gb [link, bin]: load of every bin of
+    `bin_s` seconds; step_s: the estimate; tail_s: its part after the micro-batches.
     """
 
     period_s: Float[Array, " gpu"]
@@ -83,7 +96,7 @@ class Step(eqx.Module):
 
 
 def demand(
-    model: PeriodicModel, choice: Float[Array, "gpu candidate 3"], state_out: Float[Array, " gpu"],
+    model: PeriodicModel, choice: Float[Array, "gpu candidate choice"], state_out: Float[Array, " gpu"],
     state_away: Float[Array, " gpu"] | float = 0.0,
 ) -> Demand:  # fmt: skip
     """Sum up choices per slot. Linear in the fractions, except for recompute chains (products along a path).
@@ -92,6 +105,11 @@ def demand(
     most of the step.
     """
     keep, away, drop = choice[..., KEEP], choice[..., OFFLOAD], choice[..., DROP]
+    coded = jnp.zeros_like(keep)
+    if model.choices > 3:  # an encoded tensor is a part of one that is kept, or that leaves
+        coded = choice[..., COMPRESS] + choice[..., OFFLOAD_COMPRESSED]
+        keep = keep + model.coded_share * choice[..., COMPRESS]
+        away = away + model.coded_share * choice[..., OFFLOAD_COMPRESSED]
     early, early_sum = _early_fractions(model, drop)
     again = jnp.where(model.needed, drop, drop * early_sum)
     paid = again
@@ -109,25 +127,42 @@ def demand(
     state_gb = state_out * model.resting_gb
     state_away_gb = state_away * (model.resting_gb - state_gb)
     total_gb = jnp.einsum("gi,gi->g", model.size_gb, away)
+    held_gb = (
+        model.base_gb - (state_gb + state_away_gb - around[:, 0])[:, None]
+        + produced[:, 0] - absorbed[:, 0] + sooner[:, 1]
+    )  # fmt: skip
+    recompute_s = (
+        jnp.einsum("gqi,gi->gq", model.use_s, paid) + jnp.einsum("gqp,gp->gq", model.shift_s, owner_drop * part)
+    )  # fmt: skip
+    if model.choices > 3:
+        owner_coded = jnp.take_along_axis(coded, model.path_owner, 1) * early
+        held_gb += jnp.einsum("gqi,gi->gq", model.coding_gb, coded)
+        held_gb += (1 - model.coded_share) * jnp.einsum("gqp,gp->gq", model.early_gb, owner_coded)
+        recompute_s += jnp.einsum("gqi,gi->gq", model.coding_s, coded)
     return Demand(
-        held_gb=(
-            model.base_gb - (state_gb + state_away_gb - around[:, 0])[:, None]
-            + produced[:, 0] - absorbed[:, 0] + sooner[:, 1]
-        ),
+        held_gb=held_gb,
         ready_gb=produced[:, 1],
         absorbed_gb=absorbed[:, 1],
         due_gb=jnp.einsum("gqi,gi->gq", model.due_gb, away) + sooner[:, 0],
-        recompute_s=(
-            jnp.einsum("gqi,gi->gq", model.use_s, paid)
-            + jnp.einsum("gqp,gp->gq", model.shift_s, owner_drop * part)
-        ),
+        recompute_s=recompute_s,
         total_gb=total_gb,
         state_gb=state_gb,
         gone_gb=jnp.zeros_like(model.slot_s),
         open_gb=jnp.broadcast_to(total_gb[:, None], model.slot_s.shape),
         uncopied_gb=uncopied + around[:, 1, None],
         state_away_gb=state_away_gb,
-    )  # fmt: skip
+        peer=_peer_demand(model, choice[..., PEER], early) if model.has_lenders else None,
+    )
+
+
+def _peer_demand(
+    model: PeriodicModel, peer: Float[Array, "gpu candidate"], early: Float[Array, "gpu path"]
+) -> PeerDemand:
+    sooner = jnp.einsum("gqp,gp->gq", model.early_gb, jnp.take_along_axis(peer, model.path_owner, 1) * early)
+    produced, absorbed, due = (
+        jnp.einsum("gqi,gi->gq", sizes, peer) for sizes in (model.produced_gb, model.absorbed_gb, model.due_gb)
+    )
+    return PeerDemand(produced, absorbed, due + sooner, jnp.einsum("gi,gi->g", model.size_gb, peer))
 
 
 def _take(values: Float[Array, "gpu item"], places: Int[Array, "gpu ..."]) -> Float[Array, "gpu ..."]:
@@ -188,8 +223,19 @@ def run_step(model: PeriodicModel, asked: Demand, timing: Timing, bins: int) -> 
     moved_out, moved_in = out - out_before, later - later_next
     memory = asked.held_gb + asked.ready_gb - out_before + into - asked.absorbed_gb
 
-    compute_s = model.slot_s + asked.recompute_s
+    order_gb = into - out_before - asked.uncopied_gb
     lane_s = jnp.stack([moved_out, moved_in]) / model.lane_gb_per_s.T[..., None]
+    peer_flows = None
+    if asked.peer is not None:
+        peer_flows = _peer_flows(asked.peer, timing)
+        peer_out, peer_into = peer_flows[:, 0], peer_flows[:, 1]
+        memory += asked.peer.ready_gb - peer_out[:, :-1] + peer_into[:, 1:] - asked.peer.absorbed_gb
+        # A loan lasts for the whole step: the most that is ever in it, copies in flight included.
+        memory += (model.lent_use @ (peer_out[:, 1:] - peer_into[:, :-1]).max(axis=1))[:, None]
+        order_gb = jnp.maximum(order_gb, peer_into[:, 1:] - peer_out[:, :-1])
+        # One engine copies out and one in, wherever to.
+        lane_s += jnp.moveaxis(jnp.diff(peer_flows), 0, 1) / model.peer_lane_gb_per_s.T[..., None]
+    compute_s = model.slot_s + asked.recompute_s
     slowed_s = compute_s * (1 + jnp.einsum("d,dgq->gq", model.compute_slowdown - 1,
                                            jnp.minimum(lane_s / jnp.maximum(compute_s, 1e-9), 1.0)))  # fmt: skip
     # A slot lasts at least as long as its own copies need alone, so that only what is shared can be exceeded.
@@ -198,20 +244,35 @@ def run_step(model: PeriodicModel, asked: Demand, timing: Timing, bins: int) -> 
     end_s = jnp.cumsum(slot_s, axis=1)
     period_s = end_s[:, -1]
     flows = jnp.stack([jnp.pad(out, ((0, 0), (1, 0))), jnp.pad(into, ((0, 0), (1, 0)))], 1)
-    link_gb, bin_s = _link_loads(model, flows, end_s, timing.phase, bins)
+    link_gb, bin_s = _link_loads(model, model.link_use, flows, end_s, timing.phase, bins)
+    if peer_flows is not None:
+        link_gb += _link_loads(model, model.peer_link_use, peer_flows, end_s, timing.phase, bins)[0]
     tail_s, step_s = _step_time(model, asked, flows, end_s, timing.phase)
     step = Step(period_s, end_s, stall_s, memory, out, into, link_gb, bin_s, step_s, tail_s)
     limits = Limits(
         memory=memory / model.capacity_gb[:, None] - 1,
-        order=(into - out_before - asked.uncopied_gb) / model.capacity_gb[:, None],
+        order=order_gb / model.capacity_gb[:, None],
         link=link_gb / (model.link_gb_per_s[:, None] * bin_s) - 1,
         host=(model.host_use @ (asked.total_gb + asked.state_gb + asked.state_away_gb)) / model.host_gb - 1,
     )
     return step, limits
 
 
-def _link_loads(model: PeriodicModel, flows: Float[Array, "gpu 2 knot"], end_s: Float[Array, "gpu slot"],
-                phase: Float[Array, " gpu"],
+def _peer_flows(asked: PeerDemand, timing: Timing) -> Float[Array, "gpu 2 knot"]:
+    """Bytes to the lender and back, cumulative, at the start and at the end of every slot; as those of the host."""
+    total = asked.total_gb[:, None]
+    assert timing.peer_out_share is not None and timing.peer_in_share is not None
+    out, later = _drain(
+        jnp.stack([timing.peer_out_share, timing.peer_in_share[:, ::-1]]),
+        jnp.stack([asked.ready_gb, (total - asked.due_gb)[:, ::-1]]),
+        jnp.zeros((2, *asked.ready_gb.shape), asked.ready_gb.dtype),
+    )
+    into = total - jnp.pad(later[:, ::-1][:, 1:], ((0, 0), (0, 1)))
+    return jnp.pad(jnp.stack([out, into], 1), ((0, 0), (0, 0), (1, 0)))
+
+
+def _link_loads(model: PeriodicModel, link_use: Float[Array, "link gpu 2"], flows: Float[Array, "gpu 2 knot"],
+                end_s: Float[Array, "gpu slot"], phase: Float[Array, " gpu"],
                 bins: int) -> tuple[Float[Array, "link bin"], Float[Array, ""]]:  # fmt: skip
     """Bytes over each shared link in each of `bins` equal parts of the period (of the whole step without
     wrap-around).
@@ -235,7 +296,7 @@ def _link_loads(model: PeriodicModel, flows: Float[Array, "gpu 2 knot"], end_s: 
         return low + share * (high - low)
 
     level = jax.vmap(read)(knots, flows, inside) + turns[:, None, :] * flows[..., -1:]
-    return jnp.einsum("lgd,gdb->lb", model.link_use, jnp.diff(level, axis=-1)), horizon / bins
+    return jnp.einsum("lgd,gdb->lb", link_use, jnp.diff(level, axis=-1)), horizon / bins
 
 
 def _step_time(model: PeriodicModel, asked: Demand, flows: Float[Array, "gpu 2 knot"], end_s: Array,

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -33,8 +33,10 @@ from tmojax.execute.planned_step import PlannedStep
 from tmojax.importers.model_zoo import ModelWorkload, import_traced_model
 from tmojax.problem import Problem, Schedule
 from tmojax.problem.io import PlanFile, problem_hash, write_plan, write_problem
+from tmojax.report.figures import write_figures
+from tmojax.report.plots import plot_plan
 from tmojax.report.trace import write_trace
-from tmojax.simulate import simulate
+from tmojax.simulate import Simulation, simulate
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,8 +46,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("-o", dest="overrides", metavar="KEY.PATH=VALUE", action="append", default=[],
                         help="replace one value of the configuration (repeatable)")  # fmt: skip
     parser.add_argument("--steps", type=int, default=2, help="steps to run (default: 2)")
-    parser.add_argument("--measure", action="store_true", help="time the last step and compare it with the simulator")
-    parser.add_argument("--out", type=Path, default=Path("runs/execute"), help="folder for problem, plan and traces")
+    parser.add_argument(
+        "--measure",
+        action="store_true",
+        help="time two more steps: the first gives durations of ops, "
+        "the second is compared with what the simulator makes of them",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/execute"), help="folder for problem, plan, traces and pictures"
+    )
     given = parser.parse_args(arguments)
     try:
         if given.steps < 1:
@@ -84,22 +93,33 @@ def _run(config: RunConfig, steps: int, measure: bool, out: Path) -> None:
         [_filled(rng, traced.batch_tree, compiled, inputs) for _ in range(config.micro_batches)]
         for _ in compiled.devices
     ]
+    result = None
     for number in range(steps):
-        result = step.step(batches, measure=measure and number == steps - 1)
+        result = step.step(batches)
         print(f"step {number}: loss {result.loss:.6g}")
+    assert result is not None
     for device, counts in enumerate(result.memory):
         for memory, count in zip(problem.machine.memories, counts, strict=True):
             if count.counted_peak_bytes:
                 print(f"{problem.machine.devices[device].name} in {memory.name}: {count.counted_peak_bytes} bytes at "
                       f"most, planned {count.planned_peak_bytes}")  # fmt: skip
     if measure:
-        times = MeasuredTimes(problem, schedule, result)
-        simulation = simulate(problem, schedule, record=True)
-        print(comparison_text(compare(problem, schedule, simulation, times)))
-        write_measured_trace(out / "measured.json", problem, schedule, times)
-        write_trace(out / "predicted.json", problem, schedule, simulation)
-        write_problem(out / "problem.measured.json", with_measured_durations(problem, schedule, times))
+        _measure(step, problem, schedule, batches, out)
     print(out)
+
+
+def _measure(step: PlannedStep, problem: Problem, schedule: Schedule, batches: Any, out: Path) -> None:
+    """Time two steps, compare the second with its prediction, and write traces, pictures and the measured problem."""
+    durations = MeasuredTimes(problem, schedule, step.step(batches, measure=True))
+    problem = with_measured_durations(problem, schedule, durations)
+    times = MeasuredTimes(problem, schedule, step.step(batches, measure=True))
+    simulation = simulate(problem, schedule, record=True)
+    print(comparison_text(compare(problem, schedule, simulation, times)))
+    write_measured_trace(out / "measured.json", problem, schedule, times)
+    write_trace(out / "predicted.json", problem, schedule, simulation)
+    both = {"predicted": simulation, "measured": cast(Simulation, times)}
+    write_figures(out, {name: plot_plan(problem, schedule, each) for name, each in both.items()}, png=True)
+    write_problem(out / "problem.measured.json", problem)
 
 
 def _fastest(config: RunConfig, problem: Problem) -> tuple[str, Schedule, float]:

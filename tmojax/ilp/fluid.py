@@ -330,7 +330,7 @@ class FluidModel:
         for columns in by_choice.values():
             values[columns[columns >= 0]] = 0.0
         again = np.zeros(len(view.tensor), bool)
-        chosen = decision.simple_choice
+        chosen = decision.by_host().choice
         for i in np.argsort(-view.producer_slot, kind="stable"):  # dependents first: what is dropped may be wanted
             choice = Choice(int(chosen[i]))
             dropped = choice is Choice.RECOMPUTE and not view.needed[i]

@@ -19,6 +19,7 @@ import numpy as np
 from tmojax.errors import InputError
 from tmojax.planners.base import Planner, PlanResult, Status, Stopwatch
 from tmojax.planners.local_search import SearchLog, SearchSettings, budget_of, robust_choice, search_from_two
+from tmojax.planners.peers_and_codecs import find_lenders, further_starts, lend_less
 from tmojax.planners.repair import repair
 from tmojax.planners.seeding import candidate_of
 from tmojax.planners.simple import layer_count, offload_everything, recompute_segments
@@ -27,7 +28,7 @@ from tmojax.planners.workbench import Candidate, Workbench
 from tmojax.problem import Action, Problem
 from tmojax.problem.step_view import StepView
 from tmojax.relax.decisions import Choice, DeviceDecision, keep_everything
-from tmojax.relax.decode import DoesNotFit
+from tmojax.relax.decode import DeviceList, DoesNotFit
 from tmojax.relax.rounding import Rounding
 
 if TYPE_CHECKING:
@@ -70,7 +71,8 @@ def own_starts(bench: Workbench) -> Iterator[tuple[str, tuple[DeviceDecision, ..
 def find_starts(bench: Workbench, seeds: tuple[PlanResult, ...], most: int = 3) -> list[Start]:
     """The best distinct plans to start from, fastest first: those of other planners, or else own simple strategies.
 
-    Of a plan that is more than decisions, its decisions are taken, and coordinated anew (`candidate_of`).
+    Of a plan that is more than decisions, its decisions are taken, and coordinated anew (`candidate_of`). Where the
+    problem allows peers or codecs, the fastest is also tried with a part of it there.
     """
     found = []
     for seed in seeds:
@@ -85,6 +87,8 @@ def find_starts(bench: Workbench, seeds: tuple[PlanResult, ...], most: int = 3) 
             candidate = sweep(bench, decisions)
             if not isinstance(candidate, DoesNotFit):
                 found.append(Start(name, candidate))
+    known = min((start.candidate for start in found), key=lambda candidate: candidate.step_s, default=None)
+    found += [Start(name, candidate) for name, candidate in further_starts(bench, known)]
     found.sort(key=lambda start: start.candidate.step_s)
     distinct: list[Start] = []
     for start in found:
@@ -178,7 +182,7 @@ class Gradient(Planner):
         starts = find_starts(bench, seeds)
         known = starts[0].candidate if starts else None
         views = [bench.view(d) for d in range(bench.device_count)]
-        model = relax_problem(problem, views)
+        model = relax_problem(problem, views, lenders=find_lenders(bench))
         warm = [
             (start.candidate.decisions, start.candidate.coordination.start_share) for start in starts[: self.restarts]
         ]
@@ -306,14 +310,20 @@ def made_to_fit(
 ) -> tuple[DeviceDecision, ...]:
     """`decisions`; where a GPU's do not fit, repaired or moved towards a known plan, if that fits."""
     fitted: dict[tuple, DeviceDecision] = {}
-    for device, decision in enumerate(decisions):
-        key = (bench.device_class[device], decision.key)
+    chosen = list(decisions)
+    lent = [0] * bench.device_count
+    for device in sorted(range(bench.device_count), key=lambda d: not decisions[d].borrows):  # who borrows first
+        decision = decisions[device]
+        key = (bench.device_class[device], decision.key, lent[device])
         if key not in fitted:
-            found = repair(bench, device, decision, REPAIR_ROUNDS)
+            found = repair(bench, device, decision, REPAIR_ROUNDS, lent[device])
             if isinstance(found, DoesNotFit) and known is not None:
                 found = _towards(bench, device, decision, known.decisions[device])
             fitted[key] = decision if isinstance(found, DoesNotFit) else found
-    return tuple(fitted[bench.device_class[device], decision.key] for device, decision in enumerate(decisions))
+        chosen[device] = fitted[key]
+        if fitted[key].borrows and isinstance(built := bench.decode(device, fitted[key]), DeviceList):
+            lent[built.lender] += built.borrowed_bytes
+    return lend_less(bench, tuple(chosen))
 
 
 def _towards(bench: Workbench, device: int, wished: DeviceDecision, known: DeviceDecision) -> DeviceDecision:
@@ -322,12 +332,14 @@ def _towards(bench: Workbench, device: int, wished: DeviceDecision, known: Devic
     view = bench.view(device)
     slot_of = {int(op): slot for slot, op in enumerate(view.slot_op)}
     decision, near = replace(wished, state_out=known.state_out), max(1, len(view.slot_op) // 64)
+    same_lender = not known.borrows or known.lender == wished.lender
+    safe = (known if same_lender else known.by_host()).choice
     for _ in range(REPAIR_ROUNDS):
         found = bench.decode(device, decision)
         if not isinstance(found, DoesNotFit) or found.op not in slot_of:
             break
         apart = [np.abs(edge - slot_of[found.op]) for edge in (view.producer_slot, view.idle_to)]
-        decision = replace(decision, choice=np.where(np.minimum(*apart) <= near, known.choice, decision.choice))
+        decision = replace(decision, choice=np.where(np.minimum(*apart) <= near, safe, decision.choice))
         near += near // 2 + 1
     return decision
 
@@ -343,6 +355,8 @@ def variants(
             replace(decision, state_out=other.state_out)
             for decision, other in zip(decisions, known.decisions, strict=True)
         )
+    if Action.OFFLOAD in bench.problem.actions and any(one.borrows or one.encodes for one in decisions):
+        yield tuple(decision.by_host() for decision in decisions)
     views = [bench.view(device) for device in range(bench.device_count)]
     if bench.problem.workload.micro_batches > 1 and any(len(view.collective_op) for view in views):
         if known is not None:

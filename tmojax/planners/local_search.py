@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from tmojax.errors import InputError
+from tmojax.planners.peers_and_codecs import Lending
 from tmojax.planners.robust import most_robust
 from tmojax.planners.sweep import POLICIES, TURNS, even_starts
 from tmojax.planners.workbench import Candidate, Workbench
@@ -157,18 +158,25 @@ class _Moves:
         problem = bench.problem
         self.offload = Action.OFFLOAD in problem.actions
         self.recompute = Action.RECOMPUTE in problem.actions
+        self.compress = Action.COMPRESS in problem.actions and len(problem.machine.codecs) > 0
+        self.lending = Lending(bench)
         self.roles = {d: _roles(bench, d) for d in set(bench.device_class)}
         kinds = ["lookahead"]
         if shared_links(problem.machine):
             kinds += ["policy"]
         if bench.device_count > 1:
             kinds += ["start", "starts"]
-        if (self.offload or self.recompute) and all(self.roles.values()):
+        peers = self.lending.possible
+        if (self.offload or self.recompute or self.compress or peers) and all(self.roles.values()):
             kinds += ["one", "block", "role", "trade"]
             if problem.workload.micro_batches > 1 and any(len(bench.view(d).collective_op) for d in self.roles):
                 kinds += ["last"]
         if self.offload and any(len(bench.view(d).state_tensor) for d in range(bench.device_count)):
             kinds += ["state"]
+        if peers and bench.device_count > 2:
+            kinds += ["lender"]
+        if self.compress and len(problem.machine.codecs) > 1:
+            kinds += ["codec"]
         if guide is not None and guide.plans:
             kinds += ["take-over"]
         self.weight = {kind: 1.0 for kind in kinds}
@@ -231,8 +239,13 @@ class _Moves:
         first = self.bench.device_class[device]
         view = self.bench.view(device)
         changed = now[device]
+        changed = replace(changed, lender=self.lending.lender(now, device))
         if kind == "state":
             changed = self._flip_state(view, changed)
+        elif kind == "lender":
+            changed = self.lending.other(now, device, self.rng)
+        elif kind == "codec":
+            changed = replace(changed, codec=int(self.rng.integers(len(self.bench.problem.machine.codecs))))
         elif kind == "take-over":
             changed = self._take_over(device, changed)
         elif kind == "trade":
@@ -245,7 +258,10 @@ class _Moves:
             same = [d for d in range(len(now)) if self.bench.device_class[d] == first and now[d].same_as(now[device])]
         else:
             same = [device]
-        return tuple(changed if d in same else decision for d, decision in enumerate(now))
+        return tuple(
+            self.lending.taken(now, d, changed) if d in same and d != device else changed if d == device else decision
+            for d, decision in enumerate(now)
+        )
 
     def _pick(self, first: int, kind: str) -> np.ndarray:
         """Indices of candidates to change together: one, one role in neighbouring layers, or one role everywhere."""
@@ -277,6 +293,8 @@ class _Moves:
         for _ in range(TRIES):
             place = min(int(self.rng.geometric(RANKED)) - 1, len(self.guide.plans) - 1)
             other = self.guide.plans[place][device]
+            if other.borrows and other.lender != now.lender:
+                other = other.by_host()
             part = int(self.rng.integers(4 if roles else 1))
             mask = np.zeros(len(view.tensor), bool)
             state_out = now.state_out
@@ -295,10 +313,9 @@ class _Moves:
             last = np.where(mask, other.in_last, now.in_last).astype(np.int8)
             first = np.where(mask, other.in_first, now.in_first).astype(np.int8)
             changed = replace(
-                now, choice=choice, state_out=state_out,
-                last_choice=None if np.array_equal(choice, last) else last,
+                now, choice=choice, state_out=state_out, last_choice=None if np.array_equal(choice, last) else last,
                 first_choice=None if np.array_equal(choice, first) else first,
-                lender=other.lender if other.borrows else now.lender, codec=other.codec if other.encodes else now.codec,
+                codec=now.codec if now.encodes else other.codec,
             )  # fmt: skip
             if not changed.same_as(now):
                 return changed
@@ -317,13 +334,18 @@ class _Moves:
             options.append(Choice.OFFLOAD)
         if view.may_recompute[lead] and (self.recompute or not view.needed[lead]):
             options.append(Choice.RECOMPUTE)
+        if view.may_offload[lead] and decision.lender >= 0:
+            options.append(Choice.PEER)
+        if view.may_offload[lead] and self.compress:
+            options += [Choice.COMPRESS, Choice.OFFLOAD_COMPRESSED] if self.offload else [Choice.COMPRESS]
         options = [option for option in options if option != now[lead]]
         if not options:
             return decision
         option = options[int(self.rng.integers(len(options)))]
         choice = now.copy()
-        allowed = {Choice.KEEP: np.ones(len(choice), bool), Choice.OFFLOAD: view.may_offload,
-                   Choice.RECOMPUTE: view.may_recompute}[option]  # fmt: skip
+        allowed = {Choice.KEEP: np.ones(len(choice), bool), Choice.RECOMPUTE: view.may_recompute}.get(
+            option, view.may_offload
+        )
         choice[members[allowed[members]]] = option
         if last:
             return replace(decision, last_choice=choice)

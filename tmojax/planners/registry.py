@@ -12,6 +12,7 @@ from tmojax.planners.gradient import Gradient, LocalSearch
 from tmojax.planners.improve import Improve
 from tmojax.planners.offmate import OffMate
 from tmojax.planners.outer_lp import OuterLp
+from tmojax.planners.peers_and_codecs import CompressAll, PeerOffload
 from tmojax.planners.poet import Poet
 from tmojax.planners.ratio import RatioSweep
 from tmojax.planners.simple import KeepAll, OffloadAll, RecomputeAll, SqrtCheckpointing
@@ -24,6 +25,8 @@ PLANNERS: dict[str, type[Planner]] = {
     "offload-all": OffloadAll,
     "recompute-all": RecomputeAll,
     "sqrt-n": SqrtCheckpointing,
+    "peer-offload": PeerOffload,
+    "compress-all": CompressAll,
     "ratio-sweep": RatioSweep,
     "oblivious": Oblivious,
     "tmo-disjoint": TmoDisjoint,

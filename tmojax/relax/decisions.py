@@ -74,11 +74,6 @@ class DeviceDecision:
         return self.choice if self.first_choice is None else self.first_choice
 
     @property
-    def simple_choice(self) -> np.ndarray:
-        """[I] choices with host memory in place of peers and of codecs: for models that know no more."""
-        return np.where(self.choice > Choice.RECOMPUTE, Choice.OFFLOAD, self.choice).astype(self.choice.dtype)
-
-    @property
     def key(self) -> tuple[bytes, bytes, bytes, bytes, int, int]:
         """The same for equal decisions."""
         choices = (self.choice, self.state_out, self.in_last, self.in_first)
@@ -96,6 +91,17 @@ class DeviceDecision:
                 (self.in_first, other.in_first),
             )
         )
+
+    def by_host(self) -> DeviceDecision:
+        """The same with host memory in place of peers and of codecs: for models that know no more."""
+        if not self.borrows and not self.encodes:
+            return self
+
+        def moved(choice: np.ndarray) -> np.ndarray:
+            return np.where(choice > Choice.RECOMPUTE, Choice.OFFLOAD, choice).astype(np.int8)
+
+        last, first = (None if one is None else moved(one) for one in (self.last_choice, self.first_choice))
+        return replace(self, choice=moved(self.choice), last_choice=last, first_choice=first)
 
     def alike(self) -> DeviceDecision:
         """The same choices in all micro-batches."""

@@ -28,20 +28,22 @@ WARM_LOGIT = 2.0  # of a choice that a warm start takes: a fraction of about 0.8
 class Variables(eqx.Module):
     """What is optimised, unconstrained; softmax, squares, sigmoids and absolute values make a `Point` of it."""
 
-    choice: Float[Array, "gpu candidate 3"]
+    choice: Float[Array, "gpu candidate choice"]
     state_out: Float[Array, " gpu"]
     state_away: Float[Array, " gpu"]
     stall: Float[Array, "gpu slot"]
     out_share: Float[Array, "gpu slot"]
     in_share: Float[Array, "gpu slot"]
     phase: Float[Array, " gpu"]
+    peer_out_share: Float[Array, "gpu slot"] | None = None  # where somebody lends
+    peer_in_share: Float[Array, "gpu slot"] | None = None
 
 
 class Point(eqx.Module):
-    """Fractions of keep, offload, drop; fraction of the resting state that is on the host, and of the rest of it that
-    leaves within the step; timing."""
+    """Fractions of keep, offload, drop (and, with peers or codecs, the further choices); fraction of the resting
+    state that is on the host, and of the rest of it that leaves within the step; timing."""
 
-    choice: Float[Array, "gpu candidate 3"]
+    choice: Float[Array, "gpu candidate choice"]
     state_out: Float[Array, " gpu"]
     state_away: Float[Array, " gpu"]
     timing: Timing
@@ -55,7 +57,7 @@ WarmStart = tuple[Sequence[DeviceDecision], Sequence[float]]
 class RelaxedSolution:
     """The end of every restart; R restarts, G GPUs, I candidates (padded), Q merged slots, L shared links, B bins.
 
-    choice [R, G, I, 3]: fractions of keep, offload, drop, those of state that may leave within the step behind the
+    choice [R, G, I, 3 or 6]: fractions of every choice, those of state that may leave within the step behind the
     candidates (`PeriodicModel.state`). state_out [R, G]: share of the resting state on the host; state_away [R, G]: of
     the rest of it, the share that leaves within the step.
     phase [R, G]: starts in periods; start_share [R, G]: the same as compute of the first GPU, in micro-batches (see
@@ -97,7 +99,11 @@ def read_point(model: PeriodicModel, variables: Variables) -> Point:
     choice = jax.nn.softmax(jnp.where(model.allowed, variables.choice, -1e9), axis=-1)
     stall_s = jnp.square(variables.stall) * (model.unit_s / model.slots)
     phase = PHASE_SCALE * jnp.abs(variables.phase.at[0].set(0.0))
-    timing = Timing(stall_s, jax.nn.sigmoid(variables.out_share), jax.nn.sigmoid(variables.in_share), phase)
+    peer = (variables.peer_out_share, variables.peer_in_share)
+    to_peer, back = (None if share is None else jax.nn.sigmoid(share) for share in peer)
+    timing = Timing(
+        stall_s, jax.nn.sigmoid(variables.out_share), jax.nn.sigmoid(variables.in_share), phase, to_peer, back
+    )
     return Point(choice, jax.nn.sigmoid(variables.state_out), jax.nn.sigmoid(variables.state_away), timing)
 
 
@@ -176,26 +182,34 @@ def _one_restart(model: PeriodicModel, variables: Variables, eased: Array, sprea
     return descend(model, variables, steps, settings, evaluate, watch)
 
 
-def _fractional_gb(model: PeriodicModel, choice: Float[Array, "gpu candidate 3"]) -> Float[Array, ""]:
+def _fractional_gb(model: PeriodicModel, choice: Float[Array, "gpu candidate choice"]) -> Float[Array, ""]:
     """GB that are not decided: size x (1 - sum of squared fractions), 0 where every fraction is 0 or 1."""
     return jnp.sum(model.size_gb * (1 - jnp.sum(jnp.square(choice), axis=-1)))
 
 
 def initial_variables(model: PeriodicModel, key: Array, *, spread: bool) -> Variables:
-    """A random start: fractions near a third each; GPUs begin evenly spread over a period in random order, or at
+    """A random start: fractions nearly equal; GPUs begin evenly spread over a period in random order, or at
     once.
     """
     keys = jax.random.split(key, 6)
     gpus, slots, count, dtype = model.gpus, model.slots, model.size_gb.shape[1], model.slot_s.dtype
     phase = jax.random.permutation(keys[5], jnp.arange(1, gpus)) / gpus if spread else jnp.full(gpus - 1, 0.01)
+    peer = [
+        -1.0 + 0.3 * jax.random.normal(jax.random.fold_in(keys[3], number), (gpus, slots), dtype)
+        if model.has_lenders
+        else None
+        for number in (0, 1)
+    ]
     return Variables(
-        choice=0.5 * jax.random.normal(keys[0], (gpus, count, 3), dtype),
+        choice=0.5 * jax.random.normal(keys[0], (gpus, count, model.choices), dtype),
         state_out=0.5 * jax.random.normal(keys[1], (gpus,), dtype),
         state_away=jnp.full(gpus, -1.0, dtype),
         stall=0.3 + 0.1 * jax.random.normal(keys[2], (gpus, slots), dtype),
         out_share=-1.0 + 0.3 * jax.random.normal(keys[3], (gpus, slots), dtype),
         in_share=-1.0 + 0.3 * jax.random.normal(keys[4], (gpus, slots), dtype),
         phase=(jnp.concatenate([jnp.zeros(1), phase]) / PHASE_SCALE).astype(dtype),
+        peer_out_share=peer[0],
+        peer_in_share=peer[1],
     )
 
 
@@ -206,14 +220,15 @@ def warm_variables(model: PeriodicModel, warm: WarmStart, start: Variables) -> V
         raise InputError(f"warm start: {len(decisions)} decisions, {len(phase)} phases; give {model.gpus} of each")
     logits = np.array(start.choice)
     state, away = np.array(start.state_out), np.array(start.state_away)
+    one_hot = np.eye(model.choices)
     for g, decision in enumerate(decisions):
         if len(decision.choice) != model.candidates[g]:
             raise InputError(f"warm start, GPU {g}: {len(decision.choice)} choices; give {model.candidates[g]}")
-        logits[g, : model.candidates[g]] = WARM_LOGIT * np.eye(3)[np.asarray(decision.choice, np.int64)]
+        logits[g, : model.candidates[g]] = WARM_LOGIT * one_hot[np.asarray(decision.choice, np.int64)]
         rest = np.asarray(decision.state_out, np.int64)
         leaves = [int(rest[index] == Rest.AWAY) for index, _, _ in model.state[g]]
         behind = slice(model.candidates[g], model.candidates[g] + len(leaves))
-        logits[g, behind] = WARM_LOGIT * np.eye(3)[np.array(leaves, np.int64)]
+        logits[g, behind] = WARM_LOGIT * one_hot[np.array(leaves, np.int64)]
         state[g] = WARM_LOGIT if (rest == Rest.ON_HOST).any() else -WARM_LOGIT
         away[g] = (
             WARM_LOGIT

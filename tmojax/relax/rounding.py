@@ -8,6 +8,7 @@ decode decides what fits; it does not move what never has to leave, so offloadin
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -61,6 +62,7 @@ def _variants(model: PeriodicModel, solution: RelaxedSolution, views: Sequence[S
     soft = solution.choice[restart]
     resting = np.stack([solution.state_out[restart], solution.state_away[restart]], 1)
     shares = tuple(float(share) for share in solution.start_share[restart])
+    coded_share = float(model.coded_share)
     same = all(np.array_equal(view.tensor, views[0].tensor) for view in views)
     same &= all(np.array_equal(view.slot_op, views[0].slot_op) for view in views)
     uniform = same and len(views) > 1 and len(set(capacity.tolist())) == 1
@@ -72,7 +74,9 @@ def _variants(model: PeriodicModel, solution: RelaxedSolution, views: Sequence[S
         count = len(view.size_bytes)
         leaves = fractions[count : count + len(gaps), Choice.KEEP] < thresholds[0]
         state_out, free = round_state(view, gaps[leaves], *resting.tolist())
-        return round_device(view, fractions[:count], allowed[gpu, :count], capacity[gpu] + free, state_out, thresholds)
+        room, own = capacity[gpu] + free, slice(count)
+        found = round_device(view, fractions[own], allowed[gpu, own], room, state_out, thresholds, coded_share)
+        return replace(found, lender=model.lenders[gpu], codec=model.codec) if model.choices > 3 else found
 
     for thresholds in THRESHOLDS:
         each = tuple(rounded(g, soft[g], resting[g], thresholds) for g in range(len(views)))
@@ -87,25 +91,30 @@ def _variants(model: PeriodicModel, solution: RelaxedSolution, views: Sequence[S
 
 
 def round_device(view: StepView, soft: np.ndarray, allowed: np.ndarray, capacity_bytes: np.ndarray,
-                 state_out: np.ndarray, thresholds: tuple[float, float]) -> DeviceDecision:  # fmt: skip
-    """Fractions [I, 3] of one GPU as a decision that fits without copies in flight, as far as that is possible.
-    capacity_bytes [Q]: what state that leaves adds to the memory included.
+                 state_out: np.ndarray, thresholds: tuple[float, float],
+                 coded_share: float = 1.0) -> DeviceDecision:  # fmt: skip
+    """Fractions [I, 3 or 6] of one GPU as a decision that fits without copies in flight, as far as that is possible.
+    capacity_bytes [Q]: what state that leaves adds to the memory included. coded_share: encoded bytes of a plain one.
+    What leaves goes where most of it goes.
 
     Where memory is exceeded, the kept candidate with the smallest fraction of keep leaves; where it is not, dropped
     candidates with a large fraction of keep come back.
     """
     keep_below, drop_above = thresholds
-    away, drop = soft[:, Choice.OFFLOAD], soft[:, Choice.RECOMPUTE]
+    ways = np.array([Choice.OFFLOAD, *range(Choice.RECOMPUTE + 1, soft.shape[1])])
+    way = ways[np.argmax(np.where(allowed[:, ways], soft[:, ways], -1.0), axis=1)]
+    elsewhere = allowed[:, ways].any(axis=1)
+    away, drop = soft[:, ways].sum(axis=1), soft[:, Choice.RECOMPUTE]
     share_of_drop = drop / np.maximum(away + drop, 1e-9)
-    leaving = np.where(share_of_drop > drop_above, Choice.RECOMPUTE, Choice.OFFLOAD)
-    leaving = np.where(~allowed[:, Choice.OFFLOAD], Choice.RECOMPUTE, leaving)
-    leaving = np.where(~allowed[:, Choice.RECOMPUTE], Choice.OFFLOAD, leaving)
-    can_leave = allowed[:, Choice.OFFLOAD] | allowed[:, Choice.RECOMPUTE]
+    leaving = np.where(share_of_drop > drop_above, Choice.RECOMPUTE, way)
+    leaving = np.where(~elsewhere, Choice.RECOMPUTE, leaving)
+    leaving = np.where(~allowed[:, Choice.RECOMPUTE], way, leaving)
+    can_leave = elsewhere | allowed[:, Choice.RECOMPUTE]
     choice = np.where((soft[:, Choice.KEEP] < keep_below) & can_leave, leaving, Choice.KEEP).astype(np.int8)
     choice[~allowed[:, Choice.KEEP]] = Choice.RECOMPUTE
     leaving = np.where(can_leave, leaving, Choice.KEEP).astype(np.int8)
-    choice = _repair(view, choice, leaving, soft, capacity_bytes)
-    return DeviceDecision(_bring_back(view, choice, soft, capacity_bytes), state_out)
+    choice = _repair(view, choice, leaving, soft, capacity_bytes, coded_share)
+    return DeviceDecision(_bring_back(view, choice, soft, capacity_bytes, coded_share), state_out)
 
 
 def round_state(view: StepView, leaves: np.ndarray, on_host: float, away: float) -> tuple[np.ndarray, np.ndarray]:
@@ -148,7 +157,7 @@ def wanted_from(view: StepView, choice: np.ndarray) -> np.ndarray:
     return wanted
 
 
-def resident_bytes(view: StepView, choice: np.ndarray) -> np.ndarray:
+def resident_bytes(view: StepView, choice: np.ndarray, coded_share: float = 1.0) -> np.ndarray:
     """[Q] bytes resident at each slot with every copy out done at once and every copy in done at the last moment."""
     count = len(view.slot_s)
     wanted = wanted_from(view, choice)
@@ -158,16 +167,19 @@ def resident_bytes(view: StepView, choice: np.ndarray) -> np.ndarray:
     change = np.zeros(count + 2)
     np.add.at(change, np.minimum(start, count), view.size_bytes.astype(float))
     np.add.at(change, np.minimum(end, count), -view.size_bytes.astype(float))
+    coded = np.flatnonzero(choice == Choice.COMPRESS)
+    np.add.at(change, view.idle_from[coded] + 1, coded_share * view.size_bytes[coded])
+    np.add.at(change, np.minimum(start[coded], count), -coded_share * view.size_bytes[coded])
     return view.base_bytes + np.cumsum(change)[:count]
 
 
 def _repair(
-    view: StepView, choice: np.ndarray, leaving: np.ndarray, soft: np.ndarray, capacity: np.ndarray
+    view: StepView, choice: np.ndarray, leaving: np.ndarray, soft: np.ndarray, capacity: np.ndarray, coded_share: float
 ) -> np.ndarray:
     choice = choice.copy()
     by_keep = np.argsort(soft[:, Choice.KEEP], kind="stable")
     while True:
-        over = resident_bytes(view, choice) - capacity
+        over = resident_bytes(view, choice, coded_share) - capacity
         slot = int(np.argmax(over))
         missing = float(over[slot])
         idle = (view.idle_from < slot) & (slot < view.idle_to) & (choice == Choice.KEEP) & (leaving != Choice.KEEP)
@@ -179,13 +191,15 @@ def _repair(
         choice[taken] = leaving[taken]
 
 
-def _bring_back(view: StepView, choice: np.ndarray, soft: np.ndarray, capacity: np.ndarray) -> np.ndarray:
+def _bring_back(
+    view: StepView, choice: np.ndarray, soft: np.ndarray, capacity: np.ndarray, coded_share: float
+) -> np.ndarray:
     """Keep dropped candidates that backward uses, largest fraction of keep first, while memory allows.
 
     What their inputs then need no more is not counted as free.
     """
     choice = choice.copy()
-    room = capacity - resident_bytes(view, choice)
+    room = capacity - resident_bytes(view, choice, coded_share)
     wanted = wanted_from(view, choice)
     dropped = np.flatnonzero((choice == Choice.RECOMPUTE) & view.needed & (soft[:, Choice.KEEP] > 0.05))
     for index in dropped[np.argsort(-soft[dropped, Choice.KEEP], kind="stable")].tolist():

@@ -36,6 +36,10 @@ def test_the_command_of_the_document_runs_measures_and_writes(tmp_path, monkeypa
     traces = [json.loads((tmp_path / f"{name}.json").read_text())["traceEvents"] for name in ("predicted", "measured")]
     rows = [{(e["pid"], e["tid"], e["name"]) for e in events if e["ph"] == "X" and e["pid"] <= 4} for events in traces]
     assert rows[0] == rows[1] and rows[0]
+    assert all((tmp_path / f"{name}.svg").stat().st_size > 1000 for name in ("predicted", "measured"))
+    # Durations were measured on this computer, so the prediction is of this computer's size.
+    (step_line,) = re.findall(r"^step +([\d.]+) +([\d.]+) ", printed, re.MULTILINE)
+    assert 0.01 < float(step_line[0]) / float(step_line[1]) < 10
     measured = read_problem(tmp_path / "problem.measured.json")
     assert measured.workload.duration_source.startswith("measured")
 
