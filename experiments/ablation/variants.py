@@ -145,8 +145,8 @@ def search_until(bench: Watched, first: Candidate, second: Candidate, settings: 
 
 @dataclass(frozen=True)
 class NoSearch(Variant):
-    """Descent, selection, rounding and sweep without local search; as often as there is time for, from the best plans so
-    far, the last time with as many steps as fit. Every descent is compiled anew."""
+    """Descent, selection, rounding and sweep without local search; as often as there is time for, from the best plans
+    so far, the last time with as many steps as fit. Every descent is compiled anew."""
 
     planner: Gradient
 

@@ -223,23 +223,78 @@ def test_micro_batches_are_averaged():
     assert len(outcome.losses) == 3
 
 
-def test_training_is_the_same():
-    """Three steps with AdamW, whose state the plan counts, give the same parameters."""
+def trained(steps, imported_with, planner, factor, **settings):
+    """(parameters, optimizer state, expected ones, outcomes, planned step): AdamW by a plan, and without one."""
     (module, loss, batch), (plain, _, _) = network("gpt2"), network("gpt2")
     optimizer, other = (torch.optim.AdamW(m.parameters(), lr=0.01) for m in (module, plain))
     for own, its in ((module, optimizer), (plain, other)):
         loss(own, batch).backward()
         its.step()
     imported = import_torch_step(module, loss, batch, gpu=GPU, optimizer=optimizer)
-    problem = problem_of(imported, 0.8)
-    step = PlannedTorchStep(imported, problem, planned(problem, "offload-all"))
-    for seed in range(3):
-        step.step(module, loss, [batch_of("gpt2", seed)])
-        optimizer.step()
+    problem = problem_of(imported, factor)
+    given = {"optimizer": optimizer} if imported_with else {}
+    step = PlannedTorchStep(imported, problem, planned(problem, planner), **given)
+    outcomes = []
+    for seed in range(steps):
+        outcomes.append(step.step(module, loss, [batch_of("gpt2", seed)]))
+        if not imported_with:
+            optimizer.step()
         other.zero_grad()
         loss(plain, batch_of("gpt2", seed)).backward()
         other.step()
+    return module, optimizer, plain, other, outcomes, step
+
+
+def moments(optimizer):
+    return [state[name] for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq", "step")]
+
+
+def test_training_is_the_same():
+    """Three steps with AdamW, whose state the plan counts and leaves alone, give the same parameters."""
+    module, _, plain, _, _, _ = trained(3, False, "recompute-all", 0.95)
     assert all(torch.equal(a, b) for a, b in zip(module.parameters(), plain.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("planner", ["offload-all", "ratio-sweep"])
+def test_optimizer_state_moves(planner):
+    """It rests on the host while forward and backward run; the update is part of the step."""
+    module, optimizer, plain, other, outcomes, step = trained(3, True, planner, 0.6)
+    assert all(torch.equal(a, b) for a, b in zip(module.parameters(), plain.parameters(), strict=True))
+    for outcome in outcomes:
+        assert all(count <= outcome.planned_bytes[i] for i, count in outcome.counted_bytes.items())
+        assert outcome.host_bytes <= outcome.planned_host_bytes
+    if planner == "offload-all":  # the other one leaves it on the device between steps
+        assert any(state.untyped_storage().nbytes() == 0 for state in moments(optimizer))
+    step.state_on_device()
+    assert all(torch.equal(a, b) for a, b in zip(moments(optimizer), moments(other), strict=True))
+
+
+def test_optimizer_state_needs_the_optimizer():
+    with pytest.raises(InputError, match=r"moves 'optimizer state of .*; give the optimizer to PlannedTorchStep"):
+        trained(1, False, "offload-all", 0.6)
+    imported = imported_step("gpt2")
+    problem = problem_of(imported)
+    optimizer = torch.optim.AdamW(network("gpt2")[0].parameters())
+    with pytest.raises(InputError, match="optimizer: the step was imported without one"):
+        PlannedTorchStep(imported, problem, planned(problem, "keep-all"), optimizer=optimizer)
+
+
+def test_another_optimizer_state_is_refused():
+    module, loss, batch = network("mlp")
+    optimizer = torch.optim.AdamW(module.parameters())
+    loss(module, batch).backward()
+    optimizer.step()
+    imported = import_torch_step(module, loss, batch, gpu=GPU, optimizer=optimizer)
+    problem = problem_of(imported)
+    plan = planned(problem, "keep-all")
+    other = torch.optim.SGD(module.parameters(), momentum=0.9)
+    with pytest.raises(InputError, match=r"has 0 bytes, and \d+ when it was imported"):
+        PlannedTorchStep(imported, problem, plan, optimizer=other).step(module, loss, [batch])
+    step = PlannedTorchStep(imported, problem, plan, optimizer=optimizer)
+    step.step(module, loss, [batch])
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    with pytest.raises(InputError, match="is another tensor than in the last step"):
+        step.step(module, loss, [batch])
 
 
 def test_buffers_of_the_host_are_used_again():

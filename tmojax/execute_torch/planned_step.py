@@ -24,12 +24,13 @@ from tmojax.errors import InputError
 from tmojax.execute_torch.host_pool import HostPool
 from tmojax.execute_torch.instructions import Instruction, RankList, prepare_rank, schedule_for_hooks
 from tmojax.execute_torch.ledger import Ledger
+from tmojax.execute_torch.optimizer_state import OptimizerState
 from tmojax.execute_torch.ranks import Ranks
 from tmojax.execute_torch.tensors import Tensors, View, view_of
 from tmojax.importers.torch_calls import Loss, changed_in_place, require_loss, step_device, storages_of
 from tmojax.importers.torch_importer import ImportedTorchStep
 from tmojax.importers.torch_tracing import CONSTANT, UNPACK
-from tmojax.problem import Kind, Problem, Schedule
+from tmojax.problem import Kind, Phase, Problem, Schedule
 from tmojax.problem.io import PlanFile
 
 
@@ -66,14 +67,26 @@ class PlannedTorchStep:
     """
 
     def __init__(
-        self, imported: ImportedTorchStep, problem: Problem, plan: PlanFile | Schedule, *, group: Any = None
+        self,
+        imported: ImportedTorchStep,
+        problem: Problem,
+        plan: PlanFile | Schedule,
+        *,
+        group: Any = None,
+        optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
-        """Raises InputError for a plan of another problem or step, one that the checker rejects, what hooks cannot
+        """`optimizer`: the one that the step was imported with; its `step()` is then part of the planned step, and its
+        state may move.
+
+        Raises InputError for a plan of another problem or step, one that the checker rejects, what hooks cannot
         move, and another number of ranks than the plan has devices."""
         schedule = schedule_for_hooks(imported, problem, plan)
         self._ranks = Ranks(problem, group)
         self._imported, self._workload = imported, problem.workload
-        self._list: RankList = prepare_rank(imported, problem, schedule, self._ranks.rank)
+        if optimizer is not None and not imported.optimizer_state:
+            raise InputError("optimizer: the step was imported without one; give it to import_torch_step too")
+        self._state = None if optimizer is None else OptimizerState(imported.optimizer_state, optimizer)
+        self._list: RankList = prepare_rank(imported, problem, schedule, self._ranks.rank, optimizer is not None)
         links = zip(problem.machine.links, schedule.link_policies, strict=False)
         turns = [f"{link.name}: {policy.kind}" for link, policy in links if policy.kind != "fair"]
         if turns:
@@ -88,6 +101,11 @@ class PlannedTorchStep:
     def host_buffers(self) -> tuple[int, int]:
         """Host buffers allocated so far, and copies that went into a buffer from before."""
         return (self._pool.allocated, self._pool.reused) if self._pool is not None else (0, 0)
+
+    def state_on_device(self) -> None:
+        """Bring the optimizer's state back to the device, to save it for example; the next step moves it again."""
+        if self._state is not None and self._pool is not None:
+            self._state.bring_back(self._pool)
 
     def step(
         self, module: torch.nn.Module, loss: Loss, batches: Sequence[Any], *, measure: bool = False
@@ -111,8 +129,10 @@ class PlannedTorchStep:
                     parameter.grad = torch.zeros_like(parameter)
                 parameter.grad.zero_()
         self._ranks.begin_step()
-        running = _Running(self._imported, self._list, self._pool, self._ranks, device, measure)
+        self._pool.begin_step()
+        running = _Running(self._imported, self._list, self._pool, self._ranks, device, measure, self._state)
         try:
+            running.place_state(module)
             losses = [running.micro_batch(k, module, loss, batch) for k, batch in enumerate(batches)]
             running.finish(module)
         finally:
@@ -135,7 +155,7 @@ class _Running(TorchDispatchMode):
 
     def __init__(
         self, imported: ImportedTorchStep, rank_list: RankList, pool: HostPool, ranks: Ranks, device: torch.device,
-        measure: bool,
+        measure: bool, state: OptimizerState | None,
     ) -> None:  # fmt: skip
         super().__init__()
         self._traced, self._list, self._ranks, self._device = imported.traced, rank_list, ranks, device
@@ -157,13 +177,26 @@ class _Running(TorchDispatchMode):
         self._recorded: dict[int, tuple[Any, Any, Any]] = {}
         self._started_s = 0.0
         self.op_s: dict[int, float] = {}
-        pool.most_bytes = 0
+        self._state = state
 
     @property
     def most_host_bytes(self) -> int:
         return self._pool.most_bytes
 
     # --- the step ----------------------------------------------------------------------------------------------
+
+    def place_state(self, module: torch.nn.Module) -> None:
+        """Bring optimizer state to where the plan has it at the start; in a first step all of it is on the device."""
+        if self._state is None:
+            return
+        self._state.find(module, {t: self._program.tensors[t].size_bytes for t in self._list.homes})
+        for tensor, (on_device, on_host) in self._list.homes.items():
+            if on_host:
+                self._state.offload(tensor, self._tensors)
+            if not on_device:
+                self._state.release(tensor, self._tensors)
+        for storage in self._state.on_device():
+            self.ledger.add(storage, self._position)
 
     def micro_batch(self, number: int, module: torch.nn.Module, loss: Loss, batch: Any) -> torch.Tensor:
         self._event, self._op, self._micro_batch = 0, -1, number
@@ -269,7 +302,15 @@ class _Running(TorchDispatchMode):
 
     def _do(self, instruction: Instruction) -> None:
         kind, instance = instruction.kind, (instruction.tensor, instruction.micro_batch)
-        if kind is Kind.COMPUTE and instruction.again:
+        if (
+            self._state is not None
+            and self._program.ops[instruction.op].phase is Phase.OPTIMIZER
+            and kind is Kind.COMPUTE
+        ):
+            self._state.update(self._tensors)
+        elif self._state is not None and instruction.tensor in self._state:
+            self._move_state(self._state, instruction)
+        elif kind is Kind.COMPUTE and instruction.again:
             self._repeat(instruction.op)
         elif kind in (Kind.OFFLOAD, Kind.PREFETCH):
             (self._tensors.offload if instruction.from_device else self._tensors.prefetch)(instance)
@@ -281,6 +322,19 @@ class _Running(TorchDispatchMode):
             self._ranks.wait(instruction.event)
         elif kind is Kind.WAIT:
             self._tensors.join()
+
+    def _move_state(self, state: OptimizerState, instruction: Instruction) -> None:
+        tensor, kind = instruction.tensor, instruction.kind
+        if kind is Kind.RELEASE and not instruction.from_device:
+            state.release_host(tensor, self._tensors)
+        elif kind is Kind.RELEASE:
+            for storage in state.release(tensor, self._tensors):
+                self.ledger.forget(storage._cdata)
+        elif instruction.from_device:
+            state.offload(tensor, self._tensors)
+        else:
+            for storage in state.prefetch(tensor, self._tensors):
+                self._count(storage)
 
     def _repeat(self, op: int) -> None:
         """Recompute an op; results that are on the device already are dropped."""

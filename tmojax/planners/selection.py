@@ -251,6 +251,8 @@ def select(bench: Workbench, device: int, limits: Sequence[LinkLimit], known: De
         if not isinstance(found, DoesNotFit):
             return Selected(decision, solves, limited)
         like = _slots_like(bench, view, found.op)
+        if not len(like):  # an op of the update, whose memory is not in the model
+            return Selected(decision, solves, limited)
         role = int(like[0])
         broken = like if failed[role] >= ROLE_FAILS else like[view.slot_op[like] == found.op]
         if failed[found.op, 0]:  # a long chain of recomputations, whose memory the model does not see: broken here
