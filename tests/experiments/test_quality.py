@@ -106,7 +106,7 @@ def test_tables(quality, tmp_path):
 
 
 def test_quality_over_time(quality):
-    """Heuristics add up; a better plan of a search counts only where it is the best so far, at its share of CPU time."""
+    """Heuristics add up; a better plan counts only where it is the best so far, at its share of the CPU time."""
     rows, _, plots = quality
     runs = [run("a", "keep-all", None), run("a", "ratio-sweep", 1.5, plan_cpu_s=2.0), run("a", "tmo", 1.6),
             run("a", "gradient", 1.1, plan_s=20.0, plan_cpu_s=10.0, details={
