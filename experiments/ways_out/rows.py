@@ -44,7 +44,8 @@ class Row:
             return f"| {self.network} | {self.way} | {self.plan} | | refused: {self.refused} | | | | |"
         bits = {True: "same bits", False: "OTHER BITS", None: ""}[self.same_bits]
         if self.difference or self.same_bits is None:
-            bits = f"{bits}, {self.difference:.0e}".removeprefix(", ")
+            number = f"{self.difference:.0e}" if self.difference else "0"
+            bits = f"{bits}, {number}".removeprefix(", ")
         counted = f"{self.counted_bytes:,}" if self.counted_bytes else ""
         over = "" if self.within_plan else " OVER"
         return (
