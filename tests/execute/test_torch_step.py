@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from torch_plans import (
     batch_of,
     batches_of,
     imported_step,
+    machine_of,
     network,
     ordinary_gradients,
     planned,
@@ -37,10 +39,12 @@ from tmojax.errors import InputError
 from tmojax.execute_torch import PlannedTorchStep
 from tmojax.execute_torch.host_pool import HostPool
 from tmojax.execute_torch.ledger import MemoryExceeded
+from tmojax.execute_torch.turns import find_turns
 from tmojax.importers.torch_importer import import_torch_step
 from tmojax.problem import Kind, LinkPolicy, LinkPolicyKind, ListBuilder, Problem, Schedule
 from tmojax.problem.io import PlanFile, problem_hash, write_plan, write_problem
 from tmojax.problem.schedule import INSTRUCTION
+from tmojax.report.links import shared_links
 
 CASES = [
     ("mlp", "keep-all", 1.0),
@@ -393,18 +397,15 @@ def mixed_plan(problem: Problem) -> Schedule:
     )
 
 
-@pytest.mark.parametrize("name", ["gpt2", pytest.param("resnet", marks=pytest.mark.long)])
-def test_two_ranks_with_different_plans(name, tmp_path):
-    imported = imported_step(name, gpus=2, micro_batches=2)
-    problem = problem_of(imported, 0.9)
-    plan = mixed_plan(problem)
+def two_ranks(name, problem, plan, folder):
+    """What two processes print that run a step by a plan."""
     report = check(problem, plan)
     assert report.valid, report.violations[:3]
-    write_problem(tmp_path / "problem.json", problem)
-    write_plan(tmp_path / "plan.json", PlanFile(plan, problem_hash(problem), "mixed", "feasible"))
+    write_problem(folder / "problem.json", problem)
+    write_plan(folder / "plan.json", PlanFile(plan, problem_hash(problem), "mixed", "feasible"))
     here = Path(__file__).parent
-    command = [sys.executable, str(here / "torch_rank.py")]
-    files = [str(tmp_path / "meeting"), name, str(tmp_path / "problem.json"), str(tmp_path / "plan.json")]
+    command = [sys.executable, "-W", "error::UserWarning:tmojax", str(here / "torch_rank.py")]
+    files = [str(folder / "meeting"), name, str(folder / "problem.json"), str(folder / "plan.json")]
     ranks = [
         subprocess.Popen([*command, str(rank), *files], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                          env=os.environ | {"OMP_NUM_THREADS": "1"})
@@ -416,8 +417,82 @@ def test_two_ranks_with_different_plans(name, tmp_path):
         assert rank.returncode == 0, error
         found.append(json.loads(out.splitlines()[-1]))
     assert all(one["equal"] and one["within"] for one in found)
+    return found
+
+
+@pytest.mark.parametrize("name", ["gpt2", pytest.param("resnet", marks=pytest.mark.long)])
+def test_two_ranks_with_different_plans(name, tmp_path):
+    problem = problem_of(imported_step(name, gpus=2, micro_batches=2), 0.9)
+    found = two_ranks(name, problem, mixed_plan(problem), tmp_path)
     assert found[0]["host_bytes"] > 0 == found[1]["host_bytes"]
     assert found[0]["peak_bytes"] != found[1]["peak_bytes"]
+
+
+def taking_turns():
+    """(problem, plan, sequence): two ranks offload over one path to the host, one copy of each in turn."""
+    problem = problem_of(imported_step("mlp", gpus=2, micro_batches=2), 0.8)
+    problem = replace(problem, machine=machine_of("prototype-4gpu-12.5", 2)).with_device_capacity(
+        problem.capacity_bytes(0)
+    )
+    plan = planned(problem, "offload-all")
+    (link,) = shared_links(problem)[:1]
+
+    def crosses(device, index):
+        row = plan.lists[device][index]
+        if row["kind"] not in (Kind.OFFLOAD, Kind.PREFETCH):
+            return False
+        return link in problem.machine.route(int(row["memory"]), int(row["to_memory"])).links
+
+    own = [[(d, i) for i in range(len(rows)) if crosses(d, i)] for d, rows in enumerate(plan.lists)]
+    sequence = tuple(place for pair in zip(*own, strict=True) for place in pair)
+    return problem, plan, link, sequence
+
+
+def ordered(problem, plan, link, sequence):
+    policies = [LinkPolicy()] * len(problem.machine.links)
+    policies[link] = LinkPolicy(LinkPolicyKind.ORDER, 1, (), sequence)
+    return replace(plan, link_policies=tuple(policies))
+
+
+def test_two_ranks_take_their_turns(tmp_path):
+    problem, plan, link, sequence = taking_turns()
+    found = two_ranks("mlp", problem, ordered(problem, plan, link, sequence), tmp_path)
+    for step in range(2):
+        spans = {}
+        for device, one in enumerate(found):
+            count = len(one["spans"]) // 2
+            for index, begin_s, end_s in one["spans"][step * count : (step + 1) * count]:
+                spans[device, index] = begin_s, end_s
+        times = [spans[place] for place in sequence]
+        assert len(times) > 10
+        assert all(later[0] >= earlier[1] for earlier, later in pairwise(times))
+
+
+def test_turns_that_a_list_in_order_cannot_keep_are_told():
+    problem, plan, link, sequence = taking_turns()
+    kept = find_turns(problem, ordered(problem, plan, link, sequence))
+    assert kept.told == () and len(kept.before) == len(sequence) - 1
+    found = find_turns(problem, ordered(problem, plan, link, sequence[::-1]))
+    assert found.before == {} and "the order of a list contradict" in found.told[0]
+
+
+def test_lists_that_block_each_other_in_order_are_refused():
+    """Each waits, on the stream of its copies, for an op that the other runs after its own wait: streams resolve it."""
+    problem, plan, _, _ = taking_turns()
+    first = problem.machine.devices[0]
+    engine = 2 + problem.machine.route(first.memory, first.host_memory).engines[0]
+    lists = []
+    for device, rows in enumerate(plan.lists):
+        at = int(np.flatnonzero(rows["kind"] == Kind.COMPUTE)[3])
+        builder = ListBuilder()
+        builder.wait(1 - device, engine + 2 * device)
+        wait = builder.build()
+        builder = ListBuilder()
+        builder.signal(device, at + 2)
+        rows = np.insert(rows, at + 2, builder.build())
+        lists.append(np.insert(rows, at, wait).astype(INSTRUCTION))
+    with pytest.raises(InputError, match="in a way that only separate streams resolve"):
+        find_turns(problem, replace(plan, lists=tuple(lists)))
 
 
 # --- errors --------------------------------------------------------------------------------------------------------

@@ -110,6 +110,10 @@ class Tensors:
             return []
         return [s.record_event() for s in (torch.cuda.current_stream(self.device), self._out, self._in)]
 
+    def copies_under_way(self) -> list[Any]:
+        """Events of the copies that have been started so far; none on a CPU."""
+        return [stream.record_event() for stream in (self._out, self._in)] if self._cuda else []
+
     def join(self) -> None:
         """Everything that is started from now on waits for everything that was started before."""
         for event in self.under_way():
