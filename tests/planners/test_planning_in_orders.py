@@ -36,8 +36,8 @@ def test_weights_that_leave_cross_once_for_all_micro_batches():
     assert bound(offers, order="default").bound_s == bound(problem).bound_s
 
 
-SLOW = ("gradient", "checkmate", "checkmate-lp", "poet", "cp-sat", "budget-milp", "lockstep-milp", "improve",
-        "tmo-milp", "time-indexed-milp", "exhaustive", "outer-lp", "offmate", "by-name")  # fmt: skip
+SLOW = ("local-search", "gradient", "checkmate", "checkmate-lp", "poet", "cp-sat", "budget-milp", "lockstep-milp",
+        "improve", "tmo-milp", "time-indexed-milp", "exhaustive", "outer-lp", "offmate", "by-name")  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -66,9 +66,6 @@ def test_long_searches_go_on_in_the_order_of_the_fastest_plan():
     orders = Orders(problem)
     first = orders.plan(light("ratio-sweep"))
     assert first.details["order"] == "breadth-first"
-    found = orders.plan(light("local-search"), seeds=(first,))
-    assert set(found.details["order_step_s"]) == {"default", "breadth-first", "breadth-first-2"}
-    assert found.details["start"] == "ratio-sweep" and found.step_s <= first.step_s
     found = orders.plan(light("improve"), seeds=(first,))
     assert set(found.details["order_step_s"]) == {"breadth-first"}
     assert found.details["orders_left_out"].keys() == {"default", "breadth-first-2"}
