@@ -10,6 +10,7 @@ from typing import Any
 
 from tmojax.check import check
 from tmojax.planners.base import Planner, PlanResult
+from tmojax.planners.orders import Orders
 from tmojax.problem import Problem
 from tmojax.problem.strict_json import write_text
 from tmojax.simulate import simulate
@@ -18,18 +19,23 @@ BEGIN, END = "<!-- written by run.py: begin -->\n", "<!-- written by run.py: end
 
 
 def planned(
-    planner: Planner, problem: Problem, bound_s: float, seeds: tuple[PlanResult, ...], seed: int
+    planner: Planner, problem: Problem, bound_s: float, seeds: tuple[PlanResult, ...], seed: int,
+    orders: Orders | None = None,
 ) -> tuple[PlanResult | None, dict[str, Any], float]:
     """(what the planner returns, None if it failed; the record; CPU seconds of the planning, which other load on the
     machine hardly changes, in contrast to `plan_s` of the record).
 
     The plan is checked and simulated here, and what does not agree is a mistake. `bound_s`: proved for the problem.
+    `orders`: of the problem, if it offers any.
     """
     mistakes: list[str] = []
     begin, cpu_begin = time.perf_counter(), time.process_time()
     result: PlanResult | None = None
     try:
-        result = planner.plan(problem, seed=seed, seeds=seeds)
+        if orders is None:
+            result = planner.plan(problem, seed=seed, seeds=seeds)
+        else:
+            result = orders.plan(planner, seed=seed, seeds=seeds)
     except Exception as error:
         traceback.print_exc()
         mistakes.append(f"failed with {type(error).__name__}: {error}")

@@ -14,7 +14,15 @@ import numpy as np
 
 from tmojax.planners.base import Planner, PlanResult, Status, Stopwatch
 from tmojax.planners.fluid import path_rates
-from tmojax.planners.gradient import MOST_TAKEN_OVER, Gradient, Start, alternating, find_starts
+from tmojax.planners.gradient import (
+    MOST_TAKEN_OVER,
+    Gradient,
+    Start,
+    alternating,
+    find_starts,
+    state_moved,
+    steps_for,
+)
 from tmojax.planners.local_search import Guide, SearchSettings, _Moves, local_search, search_from_two
 from tmojax.planners.selection import FACTORS, LinkLimit, host_users, select
 from tmojax.planners.workbench import Candidate, Workbench
@@ -70,7 +78,7 @@ class Variant(Planner):
     def plan(self, problem: Problem, *, seed: int = 0, seeds: tuple[PlanResult, ...] = ()) -> PlanResult:
         watch = Stopwatch()
         bench = Watched(problem)
-        starts = find_starts(bench, seeds, most=12)
+        starts = state_moved(bench, find_starts(bench, seeds, most=12), seed)
         for start in starts:
             bench.note(start.candidate)
         self.search(bench, starts, seed)
@@ -145,8 +153,8 @@ def search_until(bench: Watched, first: Candidate, second: Candidate, settings: 
 
 @dataclass(frozen=True)
 class NoSearch(Variant):
-    """Descent, selection, rounding and sweep without local search; as often as there is time for, from the best plans so
-    far, the last time with as many steps as fit. Every descent is compiled anew."""
+    """Descent, selection, rounding and sweep without local search; as often as there is time for, from the best plans
+    so far, the last time with as many steps as fit. Every descent is compiled anew."""
 
     planner: Gradient
 
@@ -159,7 +167,7 @@ class NoSearch(Variant):
         views = [bench.view(device) for device in range(bench.device_count)]
         model = relax_problem(bench.problem, views)
         known = [start.candidate for start in starts[:3]]
-        steps = self.planner.steps
+        steps = most_steps = steps_for(model, self.planner.steps)
         while steps >= LEAST_STEPS:
             warm = [(plan.decisions, plan.coordination.start_share) for plan in known[: self.planner.restarts]]
             begin_s = bench.spent_s()
@@ -173,7 +181,7 @@ class NoSearch(Variant):
             share = solution.run_s / (solution.run_s + solution.compile_s)
             step_s = share * (descended_s - begin_s) / steps
             fixed_s = (1 - share) * (descended_s - begin_s) + bench.spent_s() - descended_s
-            steps = min(self.planner.steps, int((self.budget_s - bench.spent_s() - fixed_s) / step_s))
+            steps = min(most_steps, int((self.budget_s - bench.spent_s() - fixed_s) / step_s))
             known, seed = ([bench.best, *known[:2]] if bench.best is not None else known), seed + 1000
 
 

@@ -76,8 +76,8 @@ def draw_gaps(rows: list[Row]) -> Figure:
 def progress(row: Row, search: str) -> list[tuple[float, float]]:
     """(CPU seconds of planning, gap of the best plan so far): heuristics one after the other, then one search.
 
-    Searches report their stages, not every improvement: the gradient planner has a plan of its own when its relaxation
-    has been rounded, and both have their last one at the end.
+    A search reports every better plan (`improvements_over_time`) by the clock, which other load slows; the same share
+    of its CPU time is drawn.
     """
     spent_s, points = 0.0, []
     for rival in HEURISTIC_NAMES:
@@ -85,10 +85,9 @@ def progress(row: Row, search: str) -> list[tuple[float, float]]:
             spent_s += row.runs[rival]["plan_cpu_s"]
             points.append((spent_s, row.gap(rival)))
     run, details = row.runs[search], row.runs[search]["details"]
-    if details.get("after_gradient_step_s") is not None:
-        share = (details["relaxation_s"] + details["rounding_s"]) / run["plan_s"]  # of a clock that other load slows
-        points.append((spent_s + share * run["plan_cpu_s"],
-                       details["after_gradient_step_s"] / row.fact["bound_s"] - 1))  # fmt: skip
+    cpu_share = run["plan_cpu_s"] / run["plan_s"]
+    for seconds, _, step_s in details.get("improvements_over_time", ()):
+        points.append((spent_s + cpu_share * seconds, step_s / row.fact["bound_s"] - 1))
     points.append((spent_s + run["plan_cpu_s"], row.gap(search)))
     best, found = float("inf"), []
     for seconds, gap in points:

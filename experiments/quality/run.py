@@ -24,6 +24,7 @@ from tmojax.build import build_problem
 from tmojax.config import RunConfig, load_config
 from tmojax.errors import InputError
 from tmojax.planners.base import Planner, PlanResult
+from tmojax.planners.orders import Orders
 from tmojax.planners.simple import KeepAll
 from tmojax.problem import Problem
 from tmojax.problem.io import problem_hash
@@ -106,6 +107,7 @@ class _Case:
         posed = {key: value for key, value in self.config.document.items() if key not in ("planners", "output")}
         self.digest = hashlib.sha256(readable_text(json_values(posed)).encode()).hexdigest()[:16]
         self.problem: Problem | None = None
+        self.orders: Orders | None = None  # where the problem offers orders of micro-batches
         self.bound_s = 0.0
         self.seeds: tuple[PlanResult, ...] | None = None  # of the heuristics, once they have run
 
@@ -129,6 +131,8 @@ class _Case:
         built = build_problem(self.config)
         build_s = time.perf_counter() - begin
         self.problem = problem = built.problem
+        if any(program.orders for program in problem.workload.programs):
+            self.orders = Orders(problem)
         if not self._known():
             begin = time.perf_counter()
             found = bound(problem, time_limit_s=BOUND_LIMIT_S)
@@ -159,7 +163,9 @@ class _Case:
     def _record(self, rival: Rival) -> None:
         """Plan, judge and write; a heuristic's plan is kept for those that come after."""
         assert self.problem is not None and self.seeds is not None
-        result, record, cpu_s = planned(self._planner(rival), self.problem, self.bound_s, self.seeds, SEED)
+        result, record, cpu_s = planned(
+            self._planner(rival), self.problem, self.bound_s, self.seeds, SEED, self.orders
+        )
         if rival in HEURISTICS and result is not None and record["valid"]:
             self.seeds += (result,)
         if not self._missing(rival):  # a heuristic that others need, recorded before

@@ -15,8 +15,8 @@ from experiments.recorded import put_between_marks
 from tmojax.build import build_problem
 from tmojax.check import check
 from tmojax.config import load_config
-from tmojax.learned.network import Weights
 from tmojax.learned.warm_start import warm_start
+from tmojax.learned.weights import Weights
 from tmojax.planners.ratio import RatioSweep
 from tmojax.planners.workbench import Candidate, Workbench
 from tmojax.problem import Problem

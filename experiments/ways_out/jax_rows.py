@@ -10,9 +10,9 @@ import jax
 import numpy as np
 import optax
 from networks import Network, mlp_block, mlp_of, network
-from rows import FINE_SHARES, Row, least
+from rows import FINE_SHARES, Row, least, machine_of
 
-from tmojax import Action, Problem, import_train_step, load_machine
+from tmojax import Action, Problem, import_train_step
 from tmojax.check import check
 from tmojax.execute import (
     CompiledStep,
@@ -28,20 +28,12 @@ from tmojax.execute import (
 )
 from tmojax.execute.planned_step import StepResult
 from tmojax.planners.registry import PLANNERS
-from tmojax.problem import Machine, Schedule, Workload, keep_all_footprint_bytes
+from tmojax.problem import Schedule, Workload, keep_all_footprint_bytes
 
 OPTIMIZER = optax.adamw(1e-3)
 GPU = "A100-SXM4-40GB"
 SLOWER = 100  # ops of test size are too fast to hide a copy behind them
 RUNTIME_PLANNERS = ("keep-all", "offload-all", "recompute-all", "ratio-sweep")
-
-
-def machine_of(name: str, gpus: int) -> Machine:
-    """The first GPUs of a preset."""
-    machine = load_machine(name)
-    gone = {device.memory for device in machine.devices[gpus:]}
-    routes = tuple(r for r in machine.routes if not {r.source, r.destination} & gone)
-    return replace(machine, devices=machine.devices[:gpus], routes=routes)
 
 
 def problem_of(name: str, workload: Workload, share: float) -> Problem:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from tmojax.importers.machine_build import load_machine
 from tmojax.planners.base import Planner
-from tmojax.problem import Kind, Problem, Schedule
+from tmojax.problem import Kind, Machine, Problem, Schedule
 
 # Percent of the footprint; a planner gets the least of these in which it has a plan.
 SHARES = range(40, 101, 5)
@@ -43,7 +44,8 @@ class Row:
             return f"| {self.network} | {self.way} | {self.plan} | | refused: {self.refused} | | | | |"
         bits = {True: "same bits", False: "OTHER BITS", None: ""}[self.same_bits]
         if self.difference or self.same_bits is None:
-            bits = f"{bits}, {self.difference:.0e}".removeprefix(", ")
+            number = f"{self.difference:.0e}" if self.difference else "0"
+            bits = f"{bits}, {number}".removeprefix(", ")
         counted = f"{self.counted_bytes:,}" if self.counted_bytes else ""
         over = "" if self.within_plan else " OVER"
         return (
@@ -53,6 +55,14 @@ class Row:
 
     def record(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def machine_of(name: str, gpus: int) -> Machine:
+    """The first GPUs of a preset."""
+    machine = load_machine(name)
+    gone = {device.memory for device in machine.devices[gpus:]}
+    routes = tuple(r for r in machine.routes if not {r.source, r.destination} & gone)
+    return replace(machine, devices=machine.devices[:gpus], routes=routes)
 
 
 def least(

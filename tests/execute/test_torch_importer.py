@@ -130,16 +130,24 @@ def test_optimizer_state_counts():
     state = next(t for t in program.tensors if t.kind is TensorKind.OPTIMIZER_STATE)
     assert state.size_bytes >= 2 * 4 * (16 * 4 + 4)
     assert program.ops[-1].phase is Phase.OPTIMIZER and program.ops[-1].step_op
+    with pytest.raises(InputError, match=r"state of 2 parameter\(s\) that are not in the module, the first of shape"):
+        imported(nn.Linear(16, 4), optimizer=optimizer)
 
 
-def test_state_is_idle_nowhere():
+def test_state_that_modules_hold_is_idle_nowhere():
     module = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
     optimizer = torch.optim.AdamW(module.parameters())
     squares(module, torch.ones(8, 16)).backward()
     optimizer.step()
     program = imported(module, optimizer=optimizer, gpus=2).workload.programs[0]
     state = {i for i, tensor in enumerate(program.tensors) if tensor.lifetime is Lifetime.STATE}
-    assert len(state) == 4 and all(state <= {*op.reads, *op.updates} for op in program.ops)
+    optimizer_state = {i for i in state if program.tensors[i].kind is TensorKind.OPTIMIZER_STATE}
+    held = state - optimizer_state
+    assert len(held) == 3 and all(held <= {*op.reads, *op.updates} for op in program.ops)
+    # One tensor per block, needed by the update alone.
+    assert sorted(program.tensors[i].name for i in optimizer_state) == ["optimizer state of 0", "optimizer state of 2"]
+    assert all(optimizer_state.isdisjoint((*op.reads, *op.updates)) for op in program.ops[:-1])
+    assert optimizer_state <= {*program.ops[-1].updates}
 
 
 def test_layers():

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from torch_plans import (
     batch_of,
     batches_of,
     imported_step,
+    machine_of,
     network,
     ordinary_gradients,
     planned,
@@ -37,10 +39,12 @@ from tmojax.errors import InputError
 from tmojax.execute_torch import PlannedTorchStep
 from tmojax.execute_torch.host_pool import HostPool
 from tmojax.execute_torch.ledger import MemoryExceeded
+from tmojax.execute_torch.turns import find_turns
 from tmojax.importers.torch_importer import import_torch_step
 from tmojax.problem import Kind, LinkPolicy, LinkPolicyKind, ListBuilder, Problem, Schedule
 from tmojax.problem.io import PlanFile, problem_hash, write_plan, write_problem
 from tmojax.problem.schedule import INSTRUCTION
+from tmojax.report.links import shared_links
 
 CASES = [
     ("mlp", "keep-all", 1.0),
@@ -223,23 +227,78 @@ def test_micro_batches_are_averaged():
     assert len(outcome.losses) == 3
 
 
-def test_training_is_the_same():
-    """Three steps with AdamW, whose state the plan counts, give the same parameters."""
+def trained(steps, imported_with, planner, factor, **settings):
+    """(parameters, optimizer state, expected ones, outcomes, planned step): AdamW by a plan, and without one."""
     (module, loss, batch), (plain, _, _) = network("gpt2"), network("gpt2")
     optimizer, other = (torch.optim.AdamW(m.parameters(), lr=0.01) for m in (module, plain))
     for own, its in ((module, optimizer), (plain, other)):
         loss(own, batch).backward()
         its.step()
     imported = import_torch_step(module, loss, batch, gpu=GPU, optimizer=optimizer)
-    problem = problem_of(imported, 0.8)
-    step = PlannedTorchStep(imported, problem, planned(problem, "offload-all"))
-    for seed in range(3):
-        step.step(module, loss, [batch_of("gpt2", seed)])
-        optimizer.step()
+    problem = problem_of(imported, factor)
+    given = {"optimizer": optimizer} if imported_with else {}
+    step = PlannedTorchStep(imported, problem, planned(problem, planner), **given)
+    outcomes = []
+    for seed in range(steps):
+        outcomes.append(step.step(module, loss, [batch_of("gpt2", seed)]))
+        if not imported_with:
+            optimizer.step()
         other.zero_grad()
         loss(plain, batch_of("gpt2", seed)).backward()
         other.step()
+    return module, optimizer, plain, other, outcomes, step
+
+
+def moments(optimizer):
+    return [state[name] for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq", "step")]
+
+
+def test_training_is_the_same():
+    """Three steps with AdamW, whose state the plan counts and leaves alone, give the same parameters."""
+    module, _, plain, _, _, _ = trained(3, False, "recompute-all", 0.95)
     assert all(torch.equal(a, b) for a, b in zip(module.parameters(), plain.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("planner", ["offload-all", "ratio-sweep"])
+def test_optimizer_state_moves(planner):
+    """It rests on the host while forward and backward run; the update is part of the step."""
+    module, optimizer, plain, other, outcomes, step = trained(3, True, planner, 0.6)
+    assert all(torch.equal(a, b) for a, b in zip(module.parameters(), plain.parameters(), strict=True))
+    for outcome in outcomes:
+        assert all(count <= outcome.planned_bytes[i] for i, count in outcome.counted_bytes.items())
+        assert outcome.host_bytes <= outcome.planned_host_bytes
+    if planner == "offload-all":  # the other one leaves it on the device between steps
+        assert any(state.untyped_storage().nbytes() == 0 for state in moments(optimizer))
+    step.state_on_device()
+    assert all(torch.equal(a, b) for a, b in zip(moments(optimizer), moments(other), strict=True))
+
+
+def test_optimizer_state_needs_the_optimizer():
+    with pytest.raises(InputError, match=r"moves 'optimizer state of .*; give the optimizer to PlannedTorchStep"):
+        trained(1, False, "offload-all", 0.6)
+    imported = imported_step("gpt2")
+    problem = problem_of(imported)
+    optimizer = torch.optim.AdamW(network("gpt2")[0].parameters())
+    with pytest.raises(InputError, match="optimizer: the step was imported without one"):
+        PlannedTorchStep(imported, problem, planned(problem, "keep-all"), optimizer=optimizer)
+
+
+def test_another_optimizer_state_is_refused():
+    module, loss, batch = network("mlp")
+    optimizer = torch.optim.AdamW(module.parameters())
+    loss(module, batch).backward()
+    optimizer.step()
+    imported = import_torch_step(module, loss, batch, gpu=GPU, optimizer=optimizer)
+    problem = problem_of(imported)
+    plan = planned(problem, "keep-all")
+    other = torch.optim.SGD(module.parameters(), momentum=0.9)
+    with pytest.raises(InputError, match=r"has 0 bytes, and \d+ when it was imported"):
+        PlannedTorchStep(imported, problem, plan, optimizer=other).step(module, loss, [batch])
+    step = PlannedTorchStep(imported, problem, plan, optimizer=optimizer)
+    step.step(module, loss, [batch])
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    with pytest.raises(InputError, match="is another tensor than in the last step"):
+        step.step(module, loss, [batch])
 
 
 def test_buffers_of_the_host_are_used_again():
@@ -338,18 +397,15 @@ def mixed_plan(problem: Problem) -> Schedule:
     )
 
 
-@pytest.mark.parametrize("name", ["gpt2", pytest.param("resnet", marks=pytest.mark.long)])
-def test_two_ranks_with_different_plans(name, tmp_path):
-    imported = imported_step(name, gpus=2, micro_batches=2)
-    problem = problem_of(imported, 0.9)
-    plan = mixed_plan(problem)
+def two_ranks(name, problem, plan, folder):
+    """What two processes print that run a step by a plan."""
     report = check(problem, plan)
     assert report.valid, report.violations[:3]
-    write_problem(tmp_path / "problem.json", problem)
-    write_plan(tmp_path / "plan.json", PlanFile(plan, problem_hash(problem), "mixed", "feasible"))
+    write_problem(folder / "problem.json", problem)
+    write_plan(folder / "plan.json", PlanFile(plan, problem_hash(problem), "mixed", "feasible"))
     here = Path(__file__).parent
-    command = [sys.executable, str(here / "torch_rank.py")]
-    files = [str(tmp_path / "meeting"), name, str(tmp_path / "problem.json"), str(tmp_path / "plan.json")]
+    command = [sys.executable, "-W", "error::UserWarning:tmojax", str(here / "torch_rank.py")]
+    files = [str(folder / "meeting"), name, str(folder / "problem.json"), str(folder / "plan.json")]
     ranks = [
         subprocess.Popen([*command, str(rank), *files], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                          env=os.environ | {"OMP_NUM_THREADS": "1"})
@@ -361,8 +417,82 @@ def test_two_ranks_with_different_plans(name, tmp_path):
         assert rank.returncode == 0, error
         found.append(json.loads(out.splitlines()[-1]))
     assert all(one["equal"] and one["within"] for one in found)
+    return found
+
+
+@pytest.mark.parametrize("name", ["gpt2", pytest.param("resnet", marks=pytest.mark.long)])
+def test_two_ranks_with_different_plans(name, tmp_path):
+    problem = problem_of(imported_step(name, gpus=2, micro_batches=2), 0.9)
+    found = two_ranks(name, problem, mixed_plan(problem), tmp_path)
     assert found[0]["host_bytes"] > 0 == found[1]["host_bytes"]
     assert found[0]["peak_bytes"] != found[1]["peak_bytes"]
+
+
+def taking_turns():
+    """(problem, plan, sequence): two ranks offload over one path to the host, one copy of each in turn."""
+    problem = problem_of(imported_step("mlp", gpus=2, micro_batches=2), 0.8)
+    problem = replace(problem, machine=machine_of("prototype-4gpu-12.5", 2)).with_device_capacity(
+        problem.capacity_bytes(0)
+    )
+    plan = planned(problem, "offload-all")
+    (link,) = shared_links(problem)[:1]
+
+    def crosses(device, index):
+        row = plan.lists[device][index]
+        if row["kind"] not in (Kind.OFFLOAD, Kind.PREFETCH):
+            return False
+        return link in problem.machine.route(int(row["memory"]), int(row["to_memory"])).links
+
+    own = [[(d, i) for i in range(len(rows)) if crosses(d, i)] for d, rows in enumerate(plan.lists)]
+    sequence = tuple(place for pair in zip(*own, strict=True) for place in pair)
+    return problem, plan, link, sequence
+
+
+def ordered(problem, plan, link, sequence):
+    policies = [LinkPolicy()] * len(problem.machine.links)
+    policies[link] = LinkPolicy(LinkPolicyKind.ORDER, 1, (), sequence)
+    return replace(plan, link_policies=tuple(policies))
+
+
+def test_two_ranks_take_their_turns(tmp_path):
+    problem, plan, link, sequence = taking_turns()
+    found = two_ranks("mlp", problem, ordered(problem, plan, link, sequence), tmp_path)
+    for step in range(2):
+        spans = {}
+        for device, one in enumerate(found):
+            count = len(one["spans"]) // 2
+            for index, begin_s, end_s in one["spans"][step * count : (step + 1) * count]:
+                spans[device, index] = begin_s, end_s
+        times = [spans[place] for place in sequence]
+        assert len(times) > 10
+        assert all(later[0] >= earlier[1] for earlier, later in pairwise(times))
+
+
+def test_turns_that_a_list_in_order_cannot_keep_are_told():
+    problem, plan, link, sequence = taking_turns()
+    kept = find_turns(problem, ordered(problem, plan, link, sequence))
+    assert kept.told == () and len(kept.before) == len(sequence) - 1
+    found = find_turns(problem, ordered(problem, plan, link, sequence[::-1]))
+    assert found.before == {} and "the order of a list contradict" in found.told[0]
+
+
+def test_lists_that_block_each_other_in_order_are_refused():
+    """Each waits, on the stream of its copies, for an op that the other runs after its own wait: streams resolve it."""
+    problem, plan, _, _ = taking_turns()
+    first = problem.machine.devices[0]
+    engine = 2 + problem.machine.route(first.memory, first.host_memory).engines[0]
+    lists = []
+    for device, rows in enumerate(plan.lists):
+        at = int(np.flatnonzero(rows["kind"] == Kind.COMPUTE)[3])
+        builder = ListBuilder()
+        builder.wait(1 - device, engine + 2 * device)
+        wait = builder.build()
+        builder = ListBuilder()
+        builder.signal(device, at + 2)
+        rows = np.insert(rows, at + 2, builder.build())
+        lists.append(np.insert(rows, at, wait).astype(INSTRUCTION))
+    with pytest.raises(InputError, match="in a way that only separate streams resolve"):
+        find_turns(problem, replace(plan, lists=tuple(lists)))
 
 
 # --- errors --------------------------------------------------------------------------------------------------------

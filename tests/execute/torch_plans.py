@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "experiments" / "ways_out"))
+from rows import machine_of
 from torch_networks import NETWORKS, batch_of, network
 from torch_rows import GPU, imported_step, ordinary_gradients, problem_of
 
@@ -25,6 +26,7 @@ __all__ = [
     "batch_of",
     "batches_of",
     "imported_step",
+    "machine_of",
     "network",
     "ordinary_gradients",
     "planned",

@@ -2,12 +2,15 @@
 
 import json
 import sys
+import time
 
 import torch
 import torch.distributed as dist
 from torch_plans import batches_of, imported_step, network, ordinary_gradients
 
 from tmojax.execute_torch import PlannedTorchStep
+from tmojax.execute_torch.running import RunningStep
+from tmojax.problem import Kind
 from tmojax.problem.io import read_plan, read_problem
 
 rank, meeting, name, problem_file, plan_file = int(sys.argv[1]), *sys.argv[2:]
@@ -17,6 +20,18 @@ problem = read_problem(problem_file)
 micro_batches = problem.workload.micro_batches
 step = PlannedTorchStep(imported_step(name, 2, micro_batches), problem, read_plan(plan_file))
 module, loss, _ = network(name)
+spans = []
+original = RunningStep._carry_out
+
+
+def noted(self, instruction):
+    begin_s = time.monotonic()
+    original(self, instruction)
+    if instruction.kind in (Kind.OFFLOAD, Kind.PREFETCH):
+        spans.append((self._position, begin_s, time.monotonic()))
+
+
+RunningStep._carry_out = noted
 for _ in range(2):  # the second uses the host buffers of the first
     torch.manual_seed(1)
     outcome = step.step(module, loss, batches_of(name, micro_batches, rank))
@@ -39,6 +54,7 @@ print(
             "within": all(count <= outcome.planned_bytes[i] for i, count in outcome.counted_bytes.items()),
             "peak_bytes": outcome.counted_peak_bytes,
             "host_bytes": outcome.host_bytes,
+            "spans": spans,
         }
     ),
     flush=True,

@@ -106,15 +106,15 @@ def test_tables(quality, tmp_path):
 
 
 def test_quality_over_time(quality):
-    """Heuristics add up; a stage counts only where it is the best so far."""
+    """Heuristics add up; a better plan counts only where it is the best so far, at its share of the CPU time."""
     rows, _, plots = quality
     runs = [run("a", "keep-all", None), run("a", "ratio-sweep", 1.5, plan_cpu_s=2.0), run("a", "tmo", 1.6),
             run("a", "gradient", 1.1, plan_s=20.0, plan_cpu_s=10.0, details={
-                "after_gradient_step_s": 1.2, "relaxation_s": 6.0, "rounding_s": 2.0})]  # fmt: skip
+                "improvements_over_time": [[4.0, 0, 1.55], [8.0, 32, 1.2], [16.0, 60, 1.15]]})]  # fmt: skip
     (row,) = rows.rows_of(runs, {"a": FACTS["a"]}, ["a"])
     seconds, gaps = zip(*plots.progress(row, "gradient"), strict=True)
-    assert seconds == (3.0, 8.0, 14.0)
-    assert gaps == pytest.approx((0.5, 0.2, 0.1))
+    assert seconds == (3.0, 8.0, 12.0, 14.0)
+    assert gaps == pytest.approx((0.5, 0.2, 0.15, 0.1))
 
 
 def experiment(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -11,8 +11,9 @@ from random_steps import random_problem
 
 from tmojax.check import check
 from tmojax.learned.features import FEATURES, interval_features, surroundings_of
-from tmojax.learned.network import ChoiceNetwork, Weights, save_weights
+from tmojax.learned.network import ChoiceNetwork
 from tmojax.learned.warm_start import warm_start
+from tmojax.learned.weights import Weights, save_weights
 from tmojax.planners.workbench import Candidate, Workbench
 from tmojax.problem import Action
 from tmojax.problem.step_view import view_step

@@ -36,8 +36,8 @@ def test_weights_that_leave_cross_once_for_all_micro_batches():
     assert bound(offers, order="default").bound_s == bound(problem).bound_s
 
 
-SLOW = ("gradient", "checkmate", "checkmate-lp", "poet", "cp-sat", "budget-milp", "lockstep-milp", "improve",
-        "tmo-milp", "time-indexed-milp", "exhaustive", "outer-lp", "offmate", "by-name")  # fmt: skip
+SLOW = ("local-search", "gradient", "checkmate", "checkmate-lp", "poet", "cp-sat", "budget-milp", "lockstep-milp",
+        "improve", "tmo-milp", "time-indexed-milp", "exhaustive", "outer-lp", "offmate", "by-name")  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -61,21 +61,21 @@ def test_every_planner_plans_in_every_order(kind):
     assert bound(problem, time_limit_s=5).bound_s <= result.step_s * (1 + 1e-9)
 
 
-def test_searches_go_on_in_the_order_of_the_fastest_plan():
+def test_long_searches_go_on_in_the_order_of_the_fastest_plan():
     problem = offering(layers_with_weights(4), BreadthFirst(), BreadthFirst(group=2))
     orders = Orders(problem)
     first = orders.plan(light("ratio-sweep"))
-    found = orders.plan(light("local-search"), seeds=(first,))
-    assert found.details["order"] == first.details["order"] == "breadth-first"
+    assert first.details["order"] == "breadth-first"
+    found = orders.plan(light("improve"), seeds=(first,))
     assert set(found.details["order_step_s"]) == {"breadth-first"}
     assert found.details["orders_left_out"].keys() == {"default", "breadth-first-2"}
-    assert found.details["start"] == "ratio-sweep" and found.step_s <= first.step_s
     # Seeds of others, as of another point of a sweep, are known by their schedules alone.
+    assert first.schedule is not None
     stranger = replace(first, planner="stranger", schedule=replace(first.schedule), candidate=None)
-    found = Orders(problem).plan(light("local-search"), seeds=(stranger,))
+    found = Orders(problem).plan(light("improve"), seeds=(stranger,))
     assert set(found.details["order_step_s"]) == {"breadth-first"} and found.step_s <= first.step_s
     # Without seeds, nothing is known to be promising.
-    alone = Orders(problem).plan(light("local-search"))
+    alone = Orders(problem).plan(light("improve"))
     assert set(alone.details["order_step_s"]) == {"default", "breadth-first", "breadth-first-2"}
 
 

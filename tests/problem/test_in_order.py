@@ -76,7 +76,7 @@ def planned(problem: Problem, seed: int) -> Schedule | None:
     lists = []
     for device in range(count):
         view = view_step(problem, device)
-        rests = np.array([rng.choice([0, 1, 2] if resting else [0, 2]) for resting in view.state_resting], np.int8)
+        rests = rng.choice([0, 1, 2], len(view.state_tensor)).astype(np.int8)
         found = decode(problem, view, DeviceDecision(random_choice(view, rng), rests))
         if isinstance(found, DoesNotFit):
             return None

@@ -22,8 +22,7 @@ def decoded(seed: int, factor: float, **options):
     lists = []
     for device in range(problem.workload.device_count):
         view = view_step(problem, device)
-        rests = [[0, 2], [0, 1, 2]]
-        state_out = np.array([rng.choice(rests[int(resting)]) for resting in view.state_resting], np.int8)
+        state_out = rng.choice([0, 1, 2], len(view.state_tensor)).astype(np.int8)
         decision = DeviceDecision(random_choice(view, rng), state_out)
         if seed % 3 == 0:
             decision = replace(decision, last_choice=random_choice(view, rng))

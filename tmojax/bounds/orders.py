@@ -14,13 +14,13 @@ def bound(problem: Problem, *, order: str | None = None, time_limit_s: float = 2
     them; the schedule may follow any order that the problem offers, or only `order`.
 
     The linear program covers keeping, offloading, copies to peers, recomputing and compressing; where
-    `problem.actions` allow sharding, only the compute bound is claimed. Orders share the time limit. `details` has the
-    bound of each, where there are several. Raises InputError for an unknown order.
+    `problem.actions` allow sharding, only the compute bound is claimed. `time_limit_s` is for each order. `details` has
+    the bound of each, where there are several. Raises InputError for an unknown order.
     """
     names = offered_orders(problem.workload) if order is None else (order,)
     if not any(program.orders for program in problem.workload.programs) and names == ("default",):
         return bound_in_default_order(problem, time_limit_s=time_limit_s, threads=threads)
-    reports = {name: _bound_in(problem, name, time_limit_s / len(names), threads) for name in names}
+    reports = {name: _bound_in(problem, name, time_limit_s, threads) for name in names}
     if len(reports) == 1:
         return reports[names[0]]
     least = min(reports, key=lambda name: reports[name].bound_s)

@@ -71,7 +71,8 @@ TARGETS = {
 
 @dataclass(frozen=True)
 class GpuCompile:
-    """What the compiler says, in bytes: temporary memory on the device (`temp`) and on the host, and arguments."""
+    """What the compiler says, in bytes: temporary memory on the device (`temp`) and on the host, arguments, and the
+    most that the device has at any time (`peak`)."""
 
     target: str
     flags: tuple[str, ...]
@@ -79,12 +80,13 @@ class GpuCompile:
     temp_bytes: int
     host_temp_bytes: int
     argument_bytes: int
+    peak_bytes: int
 
     def line(self) -> str:
         """The figures as a line of text."""
         return (
             f"compiled for {self.target} (jax {self.jax_version}, {' '.join(self.flags)}): {self.host_temp_bytes} "
-            f"bytes of temporary memory on the host, {self.temp_bytes} on the device"
+            f"bytes of temporary memory on the host, {self.temp_bytes} on the device, whose peak is {self.peak_bytes}"
         )
 
 
@@ -166,6 +168,7 @@ def main(program: str, target: str) -> None:
         "temp_bytes": memory.temp_size_in_bytes,
         "host_temp_bytes": memory.host_temp_size_in_bytes,
         "argument_bytes": memory.argument_size_in_bytes,
+        "peak_bytes": memory.peak_memory_in_bytes,
     }
     print(json.dumps(found))
 

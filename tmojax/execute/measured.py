@@ -40,7 +40,7 @@ class MeasuredTimes:
             self._fill(device)
 
     def _meet(self) -> None:
-        """A collective starts when the last of its devices has entered it."""
+        """A collective starts when the last of its devices has entered it, and has ended once one has seen its end."""
         workload = self._problem.workload
         entered: dict[tuple[str, int], list[tuple[int, int]]] = {}
         for device, rows in enumerate(self._schedule.lists):
@@ -49,8 +49,9 @@ class MeasuredTimes:
                 entered.setdefault((op.collective, int(rows["micro_batch"][index])), []).append((device, index))
         for places in entered.values():
             last = max(self.start_s[device][index] for device, index in places)
+            first = min(self.end_s[device][index] for device, index in places)
             for device, index in places:
-                self.start_s[device][index] = last
+                self.start_s[device][index], self.end_s[device][index] = last, first
 
     def _fill(self, device: int) -> None:
         """Effects of waits, releases, signals and the like."""

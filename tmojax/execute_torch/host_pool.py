@@ -32,6 +32,10 @@ class HostPool:
         self._held_bytes = self._used_bytes = 0
         self.allocated = self.reused = self.most_bytes = 0
 
+    def begin_step(self) -> None:
+        """`most_bytes` is counted anew; what rests on the host counts from the start."""
+        self.most_bytes = self._used_bytes
+
     def take(self, size_bytes: int) -> HostBuffer:
         """A buffer of exactly this size; its content is left over from before."""
         self._used_bytes += size_bytes

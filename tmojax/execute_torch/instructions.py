@@ -33,6 +33,7 @@ class Instruction:
 class RankList:
     """The list of one rank. `first_bytes`: in device memory at the start. `host_bytes`: its most on the host.
 
+    `homes` {tensor of optimizer state: where it is between steps, as (on the device, on the host)}.
     `repeated`: forward ops that are recomputed, as (op, micro-batch). `for_others`: events that other ranks wait for;
     `from_others`: events of other ranks that this one waits for.
     """
@@ -41,6 +42,7 @@ class RankList:
     instructions: tuple[Instruction, ...]
     first_bytes: int
     host_bytes: int
+    homes: dict[int, tuple[bool, bool]]
     repeated: frozenset[tuple[int, int]]
     for_others: frozenset[int]
     from_others: frozenset[int]
@@ -58,13 +60,21 @@ def schedule_for_hooks(imported: ImportedTorchStep, problem: Problem, plan: Plan
     return schedule
 
 
-def prepare_rank(imported: ImportedTorchStep, problem: Problem, schedule: Schedule, device: int) -> RankList:
-    """Prepare the list of one device of a checked schedule. Raises InputError for what hooks cannot do."""
-    return _Preparing(imported, problem, schedule, device).run()
+def prepare_rank(
+    imported: ImportedTorchStep, problem: Problem, schedule: Schedule, device: int, moves_state: bool = False
+) -> RankList:
+    """Prepare the list of one device of a checked schedule. `moves_state`: whether optimizer state may move.
+
+    Raises InputError for what hooks cannot do.
+    """
+    return _Preparing(imported, problem, schedule, device, moves_state).run()
 
 
 class _Preparing:
-    def __init__(self, imported: ImportedTorchStep, problem: Problem, schedule: Schedule, device: int) -> None:
+    def __init__(
+        self, imported: ImportedTorchStep, problem: Problem, schedule: Schedule, device: int, moves_state: bool
+    ) -> None:
+        self.movable_state = frozenset(imported.optimizer_state) if moves_state else frozenset()
         self.imported, self.problem, self.schedule, self.device = imported, problem, schedule, device
         self.program = problem.workload.program(device)
         self.spec = problem.machine.devices[device]
@@ -77,9 +87,11 @@ class _Preparing:
 
     def run(self) -> RankList:
         for placement in self.schedule.initial[self.device]:
-            if placement.memories != (self.spec.memory,):
+            movable = placement.tensor in self.movable_state and set(placement.memories) <= set(self.used)
+            if placement.memories != (self.spec.memory,) and not movable:
                 self.fail_state(placement.tensor)
-            self.used[self.spec.memory] += self.program.tensors[placement.tensor].size_bytes
+            for memory in placement.memories:
+                self.allocate(placement.tensor, 0, memory)
         first = self.used[self.spec.memory]
         rows = self.schedule.lists[self.device]
         columns = {name: rows[name].tolist() for name in rows.dtype.names or ()}
@@ -90,12 +102,16 @@ class _Preparing:
             made.append(self.instruction(index, row))
             if index not in retired:
                 self.used[self.spec.memory] -= self.scratch.pop(index, 0)
+        homes = {
+            p.tensor: (self.spec.memory in p.memories, self.spec.host_memory in p.memories)
+            for p in self.schedule.initial[self.device] if p.tensor in self.movable_state
+        }  # fmt: skip
         own = self.events(self.device, Kind.SIGNAL)
         waits = [self.events(device, Kind.WAIT) for device in range(len(self.schedule.lists))]
         others = frozenset().union(*waits[: self.device], *waits[self.device + 1 :])
         self.require_signals_first(made, own)
         return RankList(
-            self.device, tuple(made), first, self.most_host, frozenset(self.repeated), own & others,
+            self.device, tuple(made), first, self.most_host, homes, frozenset(self.repeated), own & others,
             waits[self.device] - own,
         )  # fmt: skip
 
@@ -166,7 +182,9 @@ class _Preparing:
                 f"tensors of their own: plan with offload and recompute only"
             )
         if spec.lifetime is Lifetime.STATE:
-            self.fail_state(row["tensor"])
+            if row["tensor"] not in self.movable_state:
+                self.fail_state(row["tensor"])
+            return spec.name
         if spec.alias_group:
             raise InputError(
                 f"{self.where(index)}: {spec.name!r} shares its storage (alias group {spec.alias_group!r}), so it "
@@ -181,9 +199,15 @@ class _Preparing:
         return spec.name
 
     def fail_state(self, tensor: int) -> None:
+        name = self.program.tensors[tensor].name
+        if tensor in self.imported.optimizer_state:
+            raise InputError(
+                f"plan: it moves {name!r}, so the optimizer's step must be part of the planned one; give the optimizer "
+                f"to PlannedTorchStep, and do not call its step()"
+            )
         raise InputError(
-            f"plan: it moves {self.program.tensors[tensor].name!r} away from the device, and PyTorch modules hold "
-            f"their parameters, gradients and batch there; hooks can move saved tensors only"
+            f"plan: it moves {name!r} away from the device, and PyTorch modules hold their parameters, gradients and "
+            f"batch there; hooks can move saved tensors and optimizer state only"
         )
 
     def allocate(self, tensor: int, micro_batch: int, memory: int) -> None:

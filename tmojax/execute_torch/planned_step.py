@@ -1,35 +1,27 @@
-"""A PyTorch training step of one rank that runs by a plan, in eager mode, through hooks.
-
-Two hooks see everything: one on the kernels that forward and backward call, which says where in the plan the step is;
-one on the tensors that autograd saves and takes back. Before each op, what the plan puts there is done: copies out and
-back, releases, recomputations. The module, its loss and autograd stay as they are.
-"""
+"""A PyTorch training step of one rank that runs by a plan, in eager mode, through hooks (`running`)."""
 
 # PyTorch is optional, and static checks pass without it.
 # pyright: reportMissingImports=false
 
 from __future__ import annotations
 
-import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_map
 
 from tmojax.errors import InputError
 from tmojax.execute_torch.host_pool import HostPool
-from tmojax.execute_torch.instructions import Instruction, RankList, prepare_rank, schedule_for_hooks
-from tmojax.execute_torch.ledger import Ledger
+from tmojax.execute_torch.instructions import RankList, prepare_rank, schedule_for_hooks
+from tmojax.execute_torch.optimizer_state import OptimizerState
 from tmojax.execute_torch.ranks import Ranks
-from tmojax.execute_torch.tensors import Tensors, View, view_of
-from tmojax.importers.torch_calls import Loss, changed_in_place, require_loss, step_device, storages_of
+from tmojax.execute_torch.running import RunningStep
+from tmojax.execute_torch.turns import find_turns
+from tmojax.importers.torch_calls import Loss, step_device
 from tmojax.importers.torch_importer import ImportedTorchStep
-from tmojax.importers.torch_tracing import CONSTANT, UNPACK
-from tmojax.problem import Kind, Problem, Schedule
+from tmojax.problem import Problem, Schedule
 from tmojax.problem.io import PlanFile
 
 
@@ -66,20 +58,32 @@ class PlannedTorchStep:
     """
 
     def __init__(
-        self, imported: ImportedTorchStep, problem: Problem, plan: PlanFile | Schedule, *, group: Any = None
+        self,
+        imported: ImportedTorchStep,
+        problem: Problem,
+        plan: PlanFile | Schedule,
+        *,
+        group: Any = None,
+        optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
-        """Raises InputError for a plan of another problem or step, one that the checker rejects, what hooks cannot
+        """`optimizer`: the one that the step was imported with; its `step()` is then part of the planned step, and its
+        state may move.
+
+        Raises InputError for a plan of another problem or step, one that the checker rejects, what hooks cannot
         move, and another number of ranks than the plan has devices."""
         schedule = schedule_for_hooks(imported, problem, plan)
         self._ranks = Ranks(problem, group)
         self._imported, self._workload = imported, problem.workload
-        self._list: RankList = prepare_rank(imported, problem, schedule, self._ranks.rank)
-        links = zip(problem.machine.links, schedule.link_policies, strict=False)
-        turns = [f"{link.name}: {policy.kind}" for link, policy in links if policy.kind != "fair"]
-        if turns:
+        if optimizer is not None and not imported.optimizer_state:
+            raise InputError("optimizer: the step was imported without one; give it to import_torch_step too")
+        self._state = None if optimizer is None else OptimizerState(imported.optimizer_state, optimizer)
+        self._list: RankList = prepare_rank(imported, problem, schedule, self._ranks.rank, optimizer is not None)
+        turns = find_turns(problem, schedule)
+        self._turns = turns.of(self._ranks.rank)
+        if turns.told:
             warnings.warn(
-                f"plan: turns on links ({', '.join(turns)}) are not enforced between processes, whose copies share "
-                f"links as the hardware does; results are the same, times may differ",
+                f"plan: turns on links ({'; '.join(turns.told)}) are not enforced between processes, whose copies "
+                f"share links as the hardware does; results are the same, times may differ",
                 stacklevel=2,
             )
         self._pool: HostPool | None = None
@@ -88,6 +92,11 @@ class PlannedTorchStep:
     def host_buffers(self) -> tuple[int, int]:
         """Host buffers allocated so far, and copies that went into a buffer from before."""
         return (self._pool.allocated, self._pool.reused) if self._pool is not None else (0, 0)
+
+    def state_on_device(self) -> None:
+        """Bring the optimizer's state back to the device, to save it for example; the next step moves it again."""
+        if self._state is not None and self._pool is not None:
+            self._state.bring_back(self._pool)
 
     def step(
         self, module: torch.nn.Module, loss: Loss, batches: Sequence[Any], *, measure: bool = False
@@ -111,8 +120,12 @@ class PlannedTorchStep:
                     parameter.grad = torch.zeros_like(parameter)
                 parameter.grad.zero_()
         self._ranks.begin_step()
-        running = _Running(self._imported, self._list, self._pool, self._ranks, device, measure)
+        self._pool.begin_step()
+        running = RunningStep(
+            self._imported, self._list, self._pool, self._ranks, device, measure, self._state, self._turns
+        )  # fmt: skip
         try:
+            running.place_state(module)
             losses = [running.micro_batch(k, module, loss, batch) for k, batch in enumerate(batches)]
             running.finish(module)
         finally:
@@ -127,219 +140,4 @@ class PlannedTorchStep:
             host_bytes=running.most_host_bytes,
             planned_host_bytes=self._list.host_bytes,
             op_s=running.op_s,
-        )
-
-
-class _Running(TorchDispatchMode):
-    """One step under way."""
-
-    def __init__(
-        self, imported: ImportedTorchStep, rank_list: RankList, pool: HostPool, ranks: Ranks, device: torch.device,
-        measure: bool,
-    ) -> None:  # fmt: skip
-        super().__init__()
-        self._traced, self._list, self._ranks, self._device = imported.traced, rank_list, ranks, device
-        self._workload, self._program = imported.workload, imported.workload.programs[0]
-        self._op_of, self._run_by_kernels = imported.op_of, frozenset(imported.op_of)
-        self._pool, self._measure = pool, measure
-        self._with_constants = {
-            place for place, op in enumerate(self._traced.ops)
-            if any(self._traced.storages[s].name.startswith(CONSTANT) for s in op.reads)
-        }  # fmt: skip
-        self.ledger = Ledger()
-        self._tensors = Tensors(device, pool, self._count)
-        self._next = 0  # instruction of the list
-        self._position = -1  # the instruction that is under way
-        self._event = 0  # of `TracedPass.calls`
-        self._op = -1  # of the pass
-        self._micro_batch = 0
-        self._tensor_at: dict[int, int] = {}  # address of a storage -> tensor of the workload
-        self._recorded: dict[int, tuple[Any, Any, Any]] = {}
-        self._started_s = 0.0
-        self.op_s: dict[int, float] = {}
-        pool.most_bytes = 0
-
-    @property
-    def most_host_bytes(self) -> int:
-        return self._pool.most_bytes
-
-    # --- the step ----------------------------------------------------------------------------------------------
-
-    def micro_batch(self, number: int, module: torch.nn.Module, loss: Loss, batch: Any) -> torch.Tensor:
-        self._event, self._op, self._micro_batch = 0, -1, number
-        inputs = tree_map(lambda x: x.to(self._device) if isinstance(x, torch.Tensor) else x, batch)
-        state = [*module.parameters(), *module.buffers(), *(p.grad for p in module.parameters())]
-        brought = storages_of(inputs, self._device)
-        for storage in {**storages_of(state, self._device), **brought}.values():
-            if not self.ledger.knows(storage._cdata):
-                self.ledger.add(storage, self._position)
-        with self, torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
-            value = require_loss(loss(module, inputs))
-            if self._event != self._traced.forward_calls:
-                raise self._another("the end of forward")
-            with _disable_current_modes(), torch.no_grad():
-                start = torch.full_like(value, 1 / self._workload.micro_batches)
-            value.backward(start)
-        if self._event != len(self._traced.calls):
-            raise self._another("the end of backward")
-        self._note_time()
-        self._recorded.clear()
-        for address in brought:
-            self.ledger.forget(address)
-        return value.detach().clone()  # not a Python number yet, which would wait for the device
-
-    def finish(self, module: torch.nn.Module) -> None:
-        """What the plan does after the last micro-batch."""
-        for index in range(self._next, len(self._list.instructions)):
-            self._position = index
-            if self._list.instructions[index].kind is Kind.COLLECTIVE:
-                self._ranks.average([p.grad for p in module.parameters() if p.grad is not None])
-            else:
-                self._do(self._list.instructions[index])
-
-    def close(self) -> None:
-        self._tensors.clear()
-        self.ledger.close()
-
-    # --- kernels -----------------------------------------------------------------------------------------------
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func.namespace == "prim":
-            return func(*args, **kwargs)
-        place = self._arrive(str(func))
-        if place < 0:
-            return func(*args, **kwargs)
-        if place in self._with_constants:
-            for address, storage in storages_of((args, kwargs), self._device).items():
-                if not self.ledger.knows(address):
-                    self.ledger.add(storage, self._position)
-        op = self._op_of[place]
-        if (op, self._micro_batch) in self._list.repeated:
-            self._recorded[op] = (func, *tree_map(self._as_view, (args, kwargs)))
-        result = func(*args, **kwargs)
-        new = self._new(result)
-        if place >= self._traced.forward_end:
-            for storage in new:
-                self._count(storage)
-            return result
-        writes = self._program.ops[op].writes
-        if self._traced.ops[place].updates:
-            changed = storages_of(changed_in_place(func, args, kwargs), self._device)
-            new += [storage for address, storage in changed.items() if address in self._tensor_at]
-        found, expected = [s.nbytes() for s in new], [self._program.tensors[tensor].size_bytes for tensor in writes]
-        if found != expected:
-            raise InputError(
-                f"step: {func} returns {found} bytes, and {expected} in the step that was imported; import it with a "
-                f"batch of the same shapes, and if that is so already (fake tensors do not know what some kernels "
-                f"allocate), with fake=False"
-            )
-        for tensor, storage in zip(writes, new, strict=True):
-            address = storage._cdata
-            if address not in self._tensor_at:
-                self._count(storage, lambda address=address: self._tensor_at.pop(address, None))
-            self._tensor_at[address] = tensor
-            self._tensors.keep((tensor, self._micro_batch), storage)
-        return result
-
-    def _arrive(self, what: str) -> int:
-        """The step calls a kernel or takes back a saved tensor: do what the plan does before. Returns the op."""
-        if self._event >= len(self._traced.calls) or self._traced.calls[self._event][0] != what:
-            raise self._another(what)
-        place = self._traced.calls[self._event][1]
-        self._event += 1
-        if place >= 0 and place != self._op:
-            self._op = place
-            with _disable_current_modes(), torch.no_grad():
-                self._advance(self._op_of[place])
-        return place
-
-    def _advance(self, op: int) -> None:
-        self._note_time()
-        while True:
-            self._position = self._next
-            instruction = self._list.instructions[self._next]
-            self._next += 1
-            if instruction.kind is Kind.COMPUTE and not instruction.again and instruction.op in self._run_by_kernels:
-                break
-            self._do(instruction)
-        if (instruction.op, instruction.micro_batch) != (op, self._micro_batch):
-            raise self._another(self._program.ops[op].name)
-        self._started_s = self._now_s()
-
-    def _do(self, instruction: Instruction) -> None:
-        kind, instance = instruction.kind, (instruction.tensor, instruction.micro_batch)
-        if kind is Kind.COMPUTE and instruction.again:
-            self._repeat(instruction.op)
-        elif kind in (Kind.OFFLOAD, Kind.PREFETCH):
-            (self._tensors.offload if instruction.from_device else self._tensors.prefetch)(instance)
-        elif kind is Kind.RELEASE:
-            (self._tensors.release if instruction.from_device else self._tensors.release_host)(instance)
-        elif kind is Kind.SIGNAL and instruction.event in self._list.for_others:
-            self._ranks.signal(instruction.event, self._tensors.under_way())
-        elif kind is Kind.WAIT and instruction.event in self._list.from_others:
-            self._ranks.wait(instruction.event)
-        elif kind is Kind.WAIT:
-            self._tensors.join()
-
-    def _repeat(self, op: int) -> None:
-        """Recompute an op; results that are on the device already are dropped."""
-        func, args, kwargs = self._recorded[op]
-        args, kwargs = tree_map(lambda x: self._tensors.tensor(x) if isinstance(x, View) else x, (args, kwargs))
-        # As the first time: with gradients on, which some kernels ask for, and below autograd, which would save again.
-        with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
-            result = func(*args, **kwargs)
-        for tensor, storage in zip(self._program.ops[op].writes, self._new(result), strict=True):
-            self._count(storage)
-            if (tensor, self._micro_batch) not in self._tensors:
-                self._tensors.keep((tensor, self._micro_batch), storage)
-
-    def _as_view(self, value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or value.device.type != self._device.type:
-            return value
-        storage = value.untyped_storage()
-        tensor = self._tensor_at.get(storage._cdata)
-        if tensor is None:
-            return view_of(value, (-1, -1), storage)
-        return view_of(value, (tensor, self._micro_batch))
-
-    # --- saved tensors -----------------------------------------------------------------------------------------
-
-    def _pack(self, tensor: torch.Tensor) -> Any:
-        view = self._as_view(tensor)
-        return tensor if not isinstance(view, View) or view.storage is not None else view
-
-    def _unpack(self, packed: Any) -> torch.Tensor:
-        self._arrive(UNPACK)
-        if isinstance(packed, torch.Tensor):
-            return packed
-        with _disable_current_modes(), torch.no_grad():
-            return self._tensors.tensor(packed)
-
-    # --- counts ------------------------------------------------------------------------------------------------
-
-    def _new(self, result: Any) -> list[torch.UntypedStorage]:
-        return [s for address, s in storages_of(result, self._device).items() if not self.ledger.knows(address)]
-
-    def _count(self, storage: torch.UntypedStorage, on_end: Callable[[], object] | None = None) -> None:
-        planned = self._list.instructions[self._position].planned_bytes if self._position >= 0 else None
-        self.ledger.add(storage, self._position, planned, on_end)
-
-    def _now_s(self) -> float:
-        if self._measure and self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        return time.perf_counter() if self._measure else 0.0
-
-    def _note_time(self) -> None:
-        """The op that was under way ends."""
-        last = self._list.instructions[self._position] if self._position >= 0 else None
-        if self._measure and last is not None and last.kind is Kind.COMPUTE:
-            self.op_s[last.op] = self._now_s() - self._started_s
-
-    def _another(self, what: str) -> InputError:
-        place = self._event
-        expected = self._traced.calls[place][0] if place < len(self._traced.calls) else "the end of the step"
-        return InputError(
-            f"step: after {place} kernels and saved tensors comes {what}, and {expected} in the step that was "
-            f"imported; the plan is of another step: import it with the same module, loss and shapes, and plan that"
         )

@@ -59,7 +59,7 @@ class Ranks:
             for key in self._signalled.pop(0):
                 self._store().delete_key(key)
 
-    def signal(self, event: int, under_way: Iterable[Any]) -> None:
+    def signal(self, event: int | str, under_way: Iterable[Any]) -> None:
         """Tell the others that an event has happened, as soon as the work `under_way` (CUDA events) is done."""
         key, work = self._key(event), tuple(under_way)
         self._signalled[-1].append(key)
@@ -74,7 +74,7 @@ class Ranks:
         else:
             send()
 
-    def wait(self, event: int) -> None:
+    def wait(self, event: int | str) -> None:
         """Block until another rank has signalled an event. Raises TmojaxError if it does not come."""
         try:
             self._store().wait([self._key(event)], timedelta(seconds=WAIT_S))
@@ -84,7 +84,7 @@ class Ranks:
                 f"the same plan, and have they all started the step? ({error})"
             ) from None
 
-    def _key(self, event: int) -> str:
+    def _key(self, event: int | str) -> str:
         return f"tmojax/{self._step}/{event}"
 
     def _store(self) -> Any:

@@ -57,11 +57,8 @@ class Tensors:
 
     def offload(self, instance: Instance) -> None:
         """Copy to the host; does nothing where the host has it already."""
-        if instance in self._on_host:
-            return
-        content = self._bytes(self._on_device[instance])
-        buffer = self._on_host[instance] = self._pool.take(content.nbytes)
-        self._copy(self._out, instance, buffer, buffer.content, content)
+        if instance not in self._on_host:
+            self._on_host[instance] = self.copy_out(instance, self._on_device[instance])
 
     def prefetch(self, instance: Instance) -> None:
         """Copy back to the device; does nothing where the device has it still."""
@@ -71,22 +68,38 @@ class Tensors:
         content = torch.empty(buffer.content.nbytes, dtype=torch.uint8, device=self.device)
         self._allocated(content.untyped_storage())
         self._on_device[instance] = content.untyped_storage()
-        self._copy(self._in, instance, buffer, content, buffer.content)
+        self.copy_in(instance, buffer, content.untyped_storage())
 
     def release(self, instance: Instance) -> None:
         """Free the device's copy. Gradients, which autograd frees itself, are not here."""
         if instance in self._on_device:
-            self._settle(instance)
+            self.settle(instance)
             del self._on_device[instance]
 
     def release_host(self, instance: Instance) -> None:
-        self._pool.give_back(self._on_host.pop(instance))
+        self.give_back(self._on_host.pop(instance))
+
+    def give_back(self, buffer: HostBuffer) -> None:
+        self._pool.give_back(buffer)
+
+    def copy_out(
+        self, instance: Instance, storage: torch.UntypedStorage, buffer: HostBuffer | None = None
+    ) -> HostBuffer:
+        """Start a copy of a storage to the host, into `buffer` if one is given."""
+        content = self._bytes(storage)
+        buffer = buffer or self._pool.take(content.nbytes)
+        self._copy(self._out, instance, buffer, buffer.content, content)
+        return buffer
+
+    def copy_in(self, instance: Instance, buffer: HostBuffer, storage: torch.UntypedStorage) -> None:
+        """Start a copy from the host into a storage of the same size."""
+        self._copy(self._in, instance, buffer, self._bytes(storage), buffer.content)
 
     def tensor(self, view: View) -> torch.Tensor:
         """The tensor itself, on storage that is on the device."""
         storage = view.storage
         if storage is None:
-            self._settle(view.instance)
+            self.settle(view.instance)
             storage = self._on_device[view.instance]
         empty = torch.empty(0, dtype=view.dtype, device=self.device)
         return empty.set_(storage, view.offset, view.size, view.stride)  # type: ignore[call-overload]
@@ -96,6 +109,10 @@ class Tensors:
         if not self._cuda:
             return []
         return [s.record_event() for s in (torch.cuda.current_stream(self.device), self._out, self._in)]
+
+    def copies_under_way(self) -> list[Any]:
+        """Events of the copies that have been started so far; none on a CPU."""
+        return [stream.record_event() for stream in (self._out, self._in)] if self._cuda else []
 
     def join(self) -> None:
         """Everything that is started from now on waits for everything that was started before."""
@@ -128,7 +145,7 @@ class Tensors:
             buffer.done = self._copying[instance] = torch.cuda.Event()
             buffer.done.record(stream)
 
-    def _settle(self, instance: Instance) -> None:
+    def settle(self, instance: Instance) -> None:
         """What is computed next waits for the copies of this tensor."""
         event = self._copying.pop(instance, None)
         if event is not None:

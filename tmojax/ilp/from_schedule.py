@@ -39,7 +39,7 @@ def decision_from_schedule(problem: Problem, view: StepView, schedule: Schedule,
     state = np.zeros(len(view.state_tensor), np.int8)
     for index, tensor in enumerate(view.state_tensor.tolist()):
         at_home = spec.memory in placed.get(tensor, (spec.memory,))
-        if not at_home and view.state_resting[index]:
+        if not at_home:
             state[index] = Rest.ON_HOST
         elif tensor in back:
             state[index] = Rest.AWAY

@@ -2,7 +2,7 @@
 
 Ops are the kernels of forward and the autograd nodes of backward, in the order in which they run. Tensors are storages,
 so views cost nothing and what shares memory is one tensor. Parameters, gradients, buffers and the batch stay on the
-device: the hooks that run a plan (`tmojax.execute_torch`) can move only what autograd saves.
+device: the hooks that run a plan (`tmojax.execute_torch`) can move what autograd saves, and optimizer state.
 """
 
 # PyTorch is optional, and static checks pass without it.
@@ -37,7 +37,6 @@ STATE_NAMES = {
     TensorKind.WEIGHT: "parameters and buffers",
     TensorKind.GRADIENT: "gradients",
     TensorKind.INPUT: "batch and constants",
-    TensorKind.OPTIMIZER_STATE: "optimizer state",
 }
 
 
@@ -47,12 +46,14 @@ class ImportedTorchStep:
 
     `op_of` [op of the pass]: op of the workload. Tensors that a forward op writes: first what it allocates, in order,
     then what it changes in place. `held_to` [tensor]: forward op before whose end Python does not let go of it.
+    `optimizer_state` {tensor: names of the parameters whose state it is}.
     """
 
     workload: Workload
     traced: TracedPass
     op_of: tuple[int, ...]
     held_to: dict[int, int]
+    optimizer_state: dict[int, tuple[str, ...]]
 
     def with_durations(self, duration_s: dict[int, float]) -> ImportedTorchStep:
         """The same step with measured seconds for ops of the workload (`StepOutcome.op_s`)."""
@@ -80,14 +81,15 @@ def import_torch_step(
 
     Nothing is computed, unless `fake` is off (`trace_pass`). Op durations are a roofline of `gpu` (a name of the GPU
     table): FLOP by PyTorch's own formulas, bytes of all operands and results. With `optimizer`, whose state must exist
-    (one `optimizer.step()`), the state counts and the update is an op. Gradients count from the start of the step: they
-    are accumulated in place.
+    (one `optimizer.step()`), the update is an op and the state counts, as one tensor per block of the module. Gradients
+    count from the start of the step: they are accumulated in place.
     Raises InputError as `trace_pass`, and for unknown GPUs and dtypes that the GPU does not multiply.
     """
     if gpus < 1 or micro_batches < 1:
         raise InputError(f"gpus, micro_batches: {gpus}, {micro_batches} must be at least 1")
     traced = trace_pass(module, loss, batch, fake)
-    builder = _Builder(traced, find_gpu(gpu), optimizer)
+    blocks = {} if optimizer is None else optimizer_blocks(module, optimizer)
+    builder = _Builder(traced, find_gpu(gpu), blocks)
     program = builder.program(name, gpus)
     collectives = ()
     if gpus > 1:
@@ -95,35 +97,37 @@ def import_torch_step(
         collectives = (Collective("gradients", CollectiveKind.ALL_REDUCE, size, tuple(range(gpus))),)
     workload = Workload(name, (program,), (0,) * gpus, micro_batches, f"roofline: {gpu}", collectives)
     validate_workload(workload)
-    return ImportedTorchStep(workload, traced, tuple(builder.op_of), builder.held_to)
+    return ImportedTorchStep(workload, traced, tuple(builder.op_of), builder.held_to, builder.optimizer_state)
 
 
 class _Builder:
-    def __init__(self, traced: TracedPass, gpu: GpuSpec, optimizer: torch.optim.Optimizer | None) -> None:
+    def __init__(self, traced: TracedPass, gpu: GpuSpec, blocks: dict[str, tuple[tuple[str, ...], int]]) -> None:
         self.traced, self.gpu = traced, gpu
         self.state_bytes = dict.fromkeys(STATE_NAMES, 0)
         for storage in traced.storages:
             if storage.role != MADE:
                 self.state_bytes[TensorKind(storage.role)] += storage.size_bytes
-        if optimizer is not None:
-            self.state_bytes[TensorKind.OPTIMIZER_STATE] = optimizer_state_bytes(optimizer)
         self.tensors = [
             Tensor(STATE_NAMES[kind], size, kind, Lifetime.STATE) for kind, size in self.state_bytes.items() if size
         ]
         self.state = tuple(range(len(self.tensors)))
+        self.optimizer_state = {len(self.tensors) + i: names for i, (names, _) in enumerate(blocks.values())}
+        self.tensors += [
+            Tensor(f"optimizer state of {label or 'the rest'}", size, TensorKind.OPTIMIZER_STATE, Lifetime.STATE)
+            for label, (_, size) in blocks.items()
+        ]
         self.ops: list[Op] = []
         self.op_of: list[int] = []
         self.tensor_of: dict[int, int] = {}
         self.held_to: dict[int, int] = {}
         self.names: dict[str, int] = {}
-        self.updates = optimizer is not None
 
     def program(self, name: str, gpus: int) -> Program:
         fixed = self._never_again()
         for place, op in enumerate(self.traced.ops):
             self._add(place, op, fixed)
             self._hold(place)
-        # All ops read all state, so that it is idle nowhere and no planner moves it.
+        # All ops read all state that modules hold, so that it is idle nowhere and no planner moves it.
         kind = {self.tensors[index].kind: index for index in self.state}
         gradients = kind[TensorKind.GRADIENT]
         if gpus > 1:
@@ -131,8 +135,8 @@ class _Builder:
                 Op("all-reduce", Phase.COLLECTIVE, 0.0, reads=tuple(t for t in self.state if t != gradients),
                    updates=(gradients,), recomputable=False, step_op=True, collective="gradients")
             )  # fmt: skip
-        if self.updates:
-            changed = tuple(kind[k] for k in (TensorKind.WEIGHT, TensorKind.OPTIMIZER_STATE) if k in kind)
+        if self.optimizer_state:
+            changed = (kind[TensorKind.WEIGHT], *self.optimizer_state)
             traffic = 2 * sum(self.tensors[t].size_bytes for t in changed) + self.state_bytes[TensorKind.GRADIENT]
             self.ops.append(
                 Op("optimizer", Phase.OPTIMIZER, self._memory_s(traffic),
@@ -257,13 +261,35 @@ def layer_label(module: str) -> str:
     return ".".join(parts[: numbers[0] + 1]) if numbers else parts[0]
 
 
-def optimizer_state_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """Bytes of an optimizer's state on the device of its parameters. Raises InputError if there is none yet."""
+def parameter_state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> dict[int, torch.UntypedStorage]:
+    """Storages of an optimizer's state of one parameter, on the parameter's device, by address."""
+    return storages_of(dict(optimizer.state.get(parameter, {})), parameter.device)
+
+
+def optimizer_blocks(
+    module: torch.nn.Module, optimizer: torch.optim.Optimizer
+) -> dict[str, tuple[tuple[str, ...], int]]:
+    """{block of the module: (names of its parameters, bytes of their optimizer state on the device)}.
+
+    Raises InputError if there is no state yet, and for state of parameters that the module does not have.
+    """
     if not optimizer.state:
         raise InputError(
             f"optimizer: {type(optimizer).__name__} has no state yet; run one optimizer.step() before the import, or "
             f"leave the optimizer out if it has none (plain SGD)"
         )
-    device = optimizer.param_groups[0]["params"][0].device
-    found = storages_of([dict(state) for state in optimizer.state.values()], device)
-    return sum(storage.nbytes() for storage in found.values())
+    own = {id(parameter) for parameter in module.parameters()}
+    others = [parameter for parameter in optimizer.state if id(parameter) not in own]
+    if others:
+        raise InputError(
+            f"optimizer: it has state of {len(others)} parameter(s) that are not in the module, the first of shape "
+            f"{list(others[0].shape)}; import the module that holds them all"
+        )
+    blocks: dict[str, tuple[tuple[str, ...], int]] = {}
+    for name, parameter in module.named_parameters():
+        size = sum(storage.nbytes() for storage in parameter_state(optimizer, parameter).values())
+        if size:
+            label = layer_label(name.rpartition(".")[0])
+            names, total = blocks.get(label, ((), 0))
+            blocks[label] = (*names, name), total + size
+    return blocks

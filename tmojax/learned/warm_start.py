@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
 from tmojax.learned.features import interval_features, prior_logits, surroundings_of
-from tmojax.learned.network import Weights
+from tmojax.learned.weights import Weights
 from tmojax.planners.ratio import RESTS
 from tmojax.planners.repair import repair
 from tmojax.planners.simple import checkpoints
@@ -18,11 +18,15 @@ from tmojax.relax.decisions import Choice, DeviceDecision, Rest
 from tmojax.relax.decode import DoesNotFit
 
 # Added to the logit of recompute: where heuristic and network err, they err alike on all candidates of a step.
-SHIFTS = (0.0, 1.5, -1.5, 3.0, -3.0, 6.0, -6.0, 30.0, -30.0)
+SHIFTS = (1.5, -1.5, 3.0, -3.0, 6.0, -6.0, 30.0, -30.0)
+NEAR_SHIFTS = (0.75, -0.75)  # around the best of them
 CLOSER = 3  # times that the neighbours of the best shift are tried, half as far away every time
-REPAIR_ROUNDS = 30
-# Instructions simulated to choose a rounding (twice), and then to coordinate it, so that large steps take bounded time.
-ROWS_TO_CHOOSE, ROWS_TO_SWEEP = 250_000, 400_000
+REPAIR_ROUNDS = 4
+# Ops decoded to choose a rounding, with the network and without, and instructions simulated to coordinate it: so that
+# large steps take bounded time, on any machine with the same result.
+OPS_TO_CHOOSE = (10_000, 6_000)
+LEAST_POINTS = 4
+ROWS_TO_SWEEP = 400_000
 FEW_SHARES = (0.0, 1.0)  # staggers, where all of them are too many
 
 
@@ -42,29 +46,40 @@ def logits_of(bench: Workbench, weights: Weights | None) -> dict[int, np.ndarray
     return found
 
 
+class Point(NamedTuple):
+    """A rounding. shift: see SHIFTS. rest: of the state that rests in micro-batches, and of what they use. across: what
+    passes from layer to layer may be recomputed."""
+
+    shift: float
+    rest: tuple[Rest, Rest]
+    across: bool
+
+
 class _Roundings:
     """Tries roundings and remembers the fastest."""
 
-    def __init__(self, bench: Workbench, logits: dict[int, np.ndarray]) -> None:
+    def __init__(self, bench: Workbench, logits: dict[int, np.ndarray], ops: int) -> None:
         self.bench, self.logits = bench, logits
+        self.most = max(LEAST_POINTS, ops // max(1, sum(len(bench.view(device).slot_op) for device in logits)))
         self.within = {device: checkpoints(bench.problem, bench.view(device), 1) for device in logits}
-        self.best: Candidate | DoesNotFit | None = None
-        self.rows = 0  # simulated
+        self._best: Candidate | DoesNotFit | None = None
+        self.seen: set[Point] = set()
 
-    def attempt(self, shift: float, rest: tuple[Rest, Rest], across: bool) -> bool:
-        """Whether a rounding is the fastest so far. across: what passes from layer to layer may be recomputed."""
-        if self.rows > ROWS_TO_CHOOSE and isinstance(self.best, Candidate):
-            return False
-        found = self._candidate(shift, rest, across)
-        self.rows += rows_of(found) if isinstance(found, Candidate) else 0
-        known = self.best
-        if known is None or isinstance(known, DoesNotFit):
-            self.best = found
-            return isinstance(found, Candidate)
-        if isinstance(found, Candidate) and found.step_s < known.step_s:
-            self.best = found
-            return True
-        return False
+    def better(self, known: Point, other: Point) -> Point:
+        """The faster of two, of which `known` is the best so far, or the very first."""
+        for point in (known, other):
+            if point in self.seen or (len(self.seen) >= self.most and isinstance(self._best, Candidate)):
+                continue
+            self.seen.add(point)
+            found = self._candidate(*point)
+            if self._best is None or _time_s(found) < _time_s(self._best):
+                self._best, known = found, point
+        return known
+
+    @property
+    def best(self) -> Candidate | DoesNotFit:
+        assert self._best is not None
+        return self._best
 
     def _candidate(self, shift: float, rest: tuple[Rest, Rest], across: bool) -> Candidate | DoesNotFit:
         """The same on equal GPUs, repaired where it does not fit; simulated under one stagger."""
@@ -87,15 +102,22 @@ class _Roundings:
         return sweep(bench, everybody, shares=(), starts=starts, policies=(LinkPolicyKind.FCFS,))
 
 
+def _time_s(found: Candidate | DoesNotFit) -> float:
+    return found.step_s if isinstance(found, Candidate) else float("inf")
+
+
 def rows_of(plan: Candidate) -> int:
     """Instructions of all GPUs."""
     return sum(len(rows) for rows in plan.schedule.lists)
 
 
 def warm_start(bench: Workbench, weights: Weights | None) -> Candidate | DoesNotFit:
-    """The fastest of some roundings, of the heuristic's logits and of the same with what the network adds, with the best
-    link policy and stagger. Without weights: of the former alone. Deterministic."""
-    rounded = [_rounded(bench, logits_of(bench, each)) for each in dict.fromkeys((weights, None))]
+    """The fastest of some roundings, of the heuristic's logits and of the same with what the network adds, under the
+    best link policy and stagger. Without weights: of the former alone. Deterministic."""
+    efforts = [(None, sum(OPS_TO_CHOOSE))]
+    if weights is not None:
+        efforts = [(weights, OPS_TO_CHOOSE[0]), (None, OPS_TO_CHOOSE[1])]
+    rounded = [_rounded(bench, logits_of(bench, each), ops) for each, ops in efforts]
     plans = [plan for plan in rounded if isinstance(plan, Candidate)]
     if not plans:
         return rounded[0]
@@ -105,27 +127,28 @@ def warm_start(bench: Workbench, weights: Weights | None) -> Candidate | DoesNot
     return swept if isinstance(swept, Candidate) and swept.step_s < best.step_s else best
 
 
-def _rounded(bench: Workbench, logits: dict[int, np.ndarray]) -> Candidate | DoesNotFit:
-    """First where state rests, then how much is recomputed, ever closer."""
-    tried = _Roundings(bench, logits)
-    best_rest, best_shift = RESTS[0], SHIFTS[0]
-    for rest in _rests(bench):
-        if tried.attempt(SHIFTS[0], rest, False):
-            best_rest = rest
-    across = tried.attempt(SHIFTS[0], best_rest, True)
-    for shift in SHIFTS[1:]:
-        if tried.attempt(shift, best_rest, across):
-            best_shift = shift
-    apart = SHIFTS[1]
+def _rounded(bench: Workbench, logits: dict[int, np.ndarray], ops: int) -> Candidate | DoesNotFit:
+    """Where state rests, whether layers are crossed, how much is recomputed, one after the other; then again, and how
+    much ever closer."""
+    tried = _Roundings(bench, logits, ops)
+    best = Point(0.0, RESTS[0], False)
+    rests = _rests(bench)
+    for shifts, some in ((SHIFTS, rests[:3]), (NEAR_SHIFTS, rests)):
+        for rest in some:
+            best = tried.better(best, best._replace(rest=rest))
+        best = tried.better(best, best._replace(across=not best.across))
+        centre = best.shift
+        for shift in shifts:
+            best = tried.better(best, best._replace(shift=centre + shift))
+    apart = NEAR_SHIFTS[0]
     for _ in range(CLOSER):
         apart /= 2
-        for shift in (best_shift - apart, best_shift + apart):
-            if tried.attempt(shift, best_rest, across):
-                best_shift = shift
-    assert tried.best is not None
+        centre = best.shift
+        for shift in (-apart, apart):
+            best = tried.better(best, best._replace(shift=centre + shift))
     return tried.best
 
 
-def _rests(bench: Workbench) -> Iterator[tuple[Rest, Rest]]:
+def _rests(bench: Workbench) -> tuple[tuple[Rest, Rest], ...]:
     has_state = any(len(bench.view(device).state_tensor) for device in range(bench.device_count))
-    yield from RESTS if has_state and Action.OFFLOAD in bench.problem.actions else RESTS[:1]
+    return RESTS if has_state and Action.OFFLOAD in bench.problem.actions else RESTS[:1]

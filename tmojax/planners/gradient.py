@@ -23,6 +23,7 @@ from tmojax.planners.peers_and_codecs import find_lenders, further_starts, lend_
 from tmojax.planners.repair import repair
 from tmojax.planners.seeding import candidate_of
 from tmojax.planners.simple import layer_count, offload_everything, recompute_segments
+from tmojax.planners.state_choice import improve_state, state_share
 from tmojax.planners.sweep import POLICIES, SHARES, sweep
 from tmojax.planners.workbench import Candidate, Workbench
 from tmojax.problem import Action, Problem
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 Tried = tuple[float, int, tuple[DeviceDecision, ...], tuple[float, ...]]
 MOST_TAKEN_OVER = 12  # roundings of which local search takes over parts
 MOST_ENTRIES, LEAST_STEPS = 700_000, 600  # of a model that gets all steps; and what any other gets
+LEAST_STATE_SHARE = 0.1  # of the step that copies of state take: below, where state rests hardly matters
 REPAIR_ROUNDS = 12  # of a rounding that does not fit; each decodes once more
 
 
@@ -97,6 +99,16 @@ def find_starts(bench: Workbench, seeds: tuple[PlanResult, ...], most: int = 3) 
     return distinct[:most]
 
 
+def state_moved(bench: Workbench, starts: list[Start], seed: int) -> list[Start]:
+    """`starts`; where copies of state are much of the fastest, ahead of it that plan with state somewhere else."""
+    if not starts or state_share(bench, starts[0].candidate) < LEAST_STATE_SHARE:
+        return starts
+    found = improve_state(bench, starts[0].candidate, seed=seed)
+    if found.step_s >= starts[0].candidate.step_s:
+        return starts
+    return [Start(f"{starts[0].name}, state elsewhere", found), *starts]
+
+
 def _no_slower(found: PlanResult, seeds: tuple[PlanResult, ...]) -> PlanResult:
     """`found`, or the schedule of a faster seed: a plan that is more than decisions may be out of reach of a search."""
     best = min((seed for seed in seeds if seed.status.has_plan), key=lambda seed: seed.step_s, default=None)
@@ -129,7 +141,7 @@ class LocalSearch(Planner):
     def plan(self, problem: Problem, *, seed: int = 0, seeds: tuple[PlanResult, ...] = ()) -> PlanResult:
         watch = Stopwatch()
         bench = Workbench(problem)
-        starts = find_starts(bench, seeds)
+        starts = state_moved(bench, find_starts(bench, seeds), seed)
         if not starts:
             none = PlanResult(self.name, Status.NOT_FOUND, message="no start fits in memory", plan_s=watch.read_s())
             return _no_slower(none, seeds)
@@ -179,7 +191,7 @@ class Gradient(Planner):
 
         watch = Stopwatch()
         bench = Workbench(problem)
-        starts = find_starts(bench, seeds)
+        starts = state_moved(bench, find_starts(bench, seeds), seed)
         known = starts[0].candidate if starts else None
         views = [bench.view(d) for d in range(bench.device_count)]
         model = relax_problem(problem, views, lenders=find_lenders(bench))

@@ -1,8 +1,9 @@
 """Planning a problem that offers orders of micro-batches: every planner, in each order, and the fastest plan counts.
 
 In each order the problem is one of its own (`tmojax.problem.in_order`), so planners need not know of orders. What is
-found in an order is a seed for the planners after it in that order. Planners that search on from seeds take long; they
-get the most promising orders only, those with the fastest seeds.
+found in an order is a seed for the planners after it in that order. The searches that take longest get the most
+promising orders only, those with the fastest seeds; `local-search` plans in all of them, so that it is known which
+these are.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from tmojax.check import check
 from tmojax.planners.alone import Alone
 from tmojax.planners.base import Planner, PlanResult, Status, Stopwatch
 from tmojax.planners.cp_sat import CpSat
-from tmojax.planners.gradient import Gradient, LocalSearch
+from tmojax.planners.gradient import Gradient
 from tmojax.planners.improve import Improve
 from tmojax.problem import Problem
 from tmojax.problem.in_order import InOrder, in_order, offered_orders
 
-# These go on from what others have found.
-SEARCHES = (LocalSearch, Gradient, Improve, CpSat)
-# So many orders a search gets: the most promising one, and others whose seeds are hardly slower.
+# These go on from what others have found, and take long.
+LONG_SEARCHES = (Gradient, Improve, CpSat)
+# So many orders they get: the most promising one, and others whose seeds are hardly slower.
 MOST_SEARCHED, NEARLY = 2, 1.01
 
 
@@ -81,15 +82,15 @@ class Orders:
         """The fastest plan of `planner` in any order; `seeds` are valid plans of this problem, in any order as well.
 
         `details` has those of the planner and `order`; `order_step_s`: step time of its plan in every order, None where
-        it has none; `orders_left_out`: those in which a search did not plan, with the times of their fastest seeds.
-        Every order is planned on its own, so settings such as time limits are for each. With `alone`, GPUs plan without
+        it has none; `orders_left_out`: those in which a long search did not plan, with the times of their fastest
+        seeds. Every order is planned on its own, so time limits are for each. With `alone`, GPUs plan without
         knowing of each other (`tmojax.planners.alone`), from seeds of their own.
         """
         watch = Stopwatch()
         for found in seeds:
             if found.schedule is not None:
                 self._orders[found.schedule.order].learn(found)
-        names = self._promising() if isinstance(planner, SEARCHES) and not alone else list(self._orders)
+        names = self._promising() if isinstance(planner, LONG_SEARCHES) and not alone else list(self._orders)
         plans: dict[str, PlanResult] = {}
         broken: list[str] = []
         for name in names:

@@ -23,6 +23,8 @@ from tmojax.relax.decode import DoesNotFit
 # Where state rests: what rests in the micro-batches anyway, and what they use.
 RESTS = ((Rest.ON_DEVICE, Rest.ON_DEVICE), (Rest.ON_HOST, Rest.ON_DEVICE), (Rest.AWAY, Rest.ON_DEVICE),
          (Rest.ON_DEVICE, Rest.AWAY), (Rest.AWAY, Rest.AWAY), (Rest.ON_HOST, Rest.AWAY))  # fmt: skip
+# Where it rests if all of it together has no room on the device between two steps.
+NO_ROOM = (Rest.ON_HOST, Rest.ON_HOST)
 
 
 def recompute_order(problem: Problem, view: StepView, across_layers: bool) -> np.ndarray:
@@ -147,6 +149,9 @@ class RatioSweep(Planner):
         # First every way for the state at a few loads, then all loads for the ways that did best.
         for across, rest, load in itertools.product(family.borders, family.rests, loads[::3]):
             attempt(Point(across, rest, load))
+        if len(family.rests) > 1 and not _fastest_first(tried):
+            for across, load in itertools.product(family.borders, loads[::3]):
+                attempt(Point(across, NO_ROOM, load))
         for across, rest in list(dict.fromkeys(point[:2] for point in _fastest_first(tried)))[:3]:
             for load in loads:
                 attempt(Point(across, rest, load))

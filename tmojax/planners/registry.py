@@ -10,6 +10,7 @@ from tmojax.planners.exhaustive import Exhaustive
 from tmojax.planners.fluid import BudgetMilp, LockstepMilp, Oblivious
 from tmojax.planners.gradient import Gradient, LocalSearch
 from tmojax.planners.improve import Improve
+from tmojax.planners.learned import Learned
 from tmojax.planners.offmate import OffMate
 from tmojax.planners.outer_lp import OuterLp
 from tmojax.planners.peers_and_codecs import CompressAll, PeerOffload
@@ -28,6 +29,7 @@ PLANNERS: dict[str, type[Planner]] = {
     "peer-offload": PeerOffload,
     "compress-all": CompressAll,
     "ratio-sweep": RatioSweep,
+    "learned": Learned,
     "oblivious": Oblivious,
     "tmo-disjoint": TmoDisjoint,
     "tmo-ordered": TmoOrdered,

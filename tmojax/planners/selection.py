@@ -38,7 +38,7 @@ MOST_STEPS = 160
 SMALL_SHARE = 2e-4  # of the capacity, as in `solve_fluid`
 GAP = 5e-3  # relative, at which the solver stops
 MOST_NODES = 60  # of its search: a limit that does not depend on the clock
-MOST_SOLVES, LEAST_SOLVES, SOLVED_CANDIDATES = 60, 12, 25_000  # all together: so many candidates in so many solves
+MOST_SOLVES, LEAST_SOLVES, SOLVED_CANDIDATES = 32, 12, 15_000  # all together: so many candidates in so many solves
 ROLE_FAILS = 3  # at ops that are alike, before recomputation of all of them is given up
 ROUNDS = 12  # of solving with less memory, where the decode of a selection does not fit
 RESERVE = 0.003  # of the memory, on top of what is missing at such an op
@@ -251,6 +251,8 @@ def select(bench: Workbench, device: int, limits: Sequence[LinkLimit], known: De
         if not isinstance(found, DoesNotFit):
             return Selected(decision, solves, limited)
         like = _slots_like(bench, view, found.op)
+        if not len(like):  # an op of the update, whose memory is not in the model
+            return Selected(decision, solves, limited)
         role = int(like[0])
         broken = like if failed[role] >= ROLE_FAILS else like[view.slot_op[like] == found.op]
         if failed[found.op, 0]:  # a long chain of recomputations, whose memory the model does not see: broken here
@@ -308,7 +310,7 @@ def selections(bench: Workbench, model: PeriodicModel, solution: RelaxedSolution
         states: list[Candidate | None] = [known]
         if known is not None and any(bench.view(device).state_resting.any() for device in devices):
             states.append(None)
-        for state, (rate, capacity) in itertools.product(states, FACTORS if place == 0 else FACTORS[:1]):
+        for (rate, capacity), state in itertools.product(FACTORS if place == 0 else FACTORS[:1], states):
             chosen: dict[tuple, DeviceDecision | None] = {}
             for device in devices:
                 if group[device] not in chosen and solves > 0:

@@ -16,6 +16,7 @@ from itertools import chain
 import numpy as np
 
 from tmojax.errors import InputError
+from tmojax.planners.ratio import fair_rate
 from tmojax.planners.state_outline import best_outline
 from tmojax.planners.sweep import sweep
 from tmojax.planners.workbench import Candidate, Workbench
@@ -171,6 +172,18 @@ def improve_state(
     best.random(evaluations, np.random.default_rng(seed), settings.threshold)
     best.consider(sweep(bench, best.best.decisions))
     return best.best
+
+
+def state_share(bench: Workbench, plan: Candidate) -> float:
+    """How much of the step copies of state, one way, keep a device's fair share of its host path busy; of the device
+    where that is most."""
+    shares = [0.0]
+    for device, rows in enumerate(plan.schedule.lists):
+        tensors = bench.problem.workload.program(device).tensors
+        moved = rows["tensor"][(rows["kind"] == Kind.OFFLOAD) & np.isin(rows["owner"], (-1, device))]
+        moved_bytes = sum(tensors[t].size_bytes for t in moved.tolist() if tensors[t].lifetime == "state")
+        shares.append(moved_bytes / fair_rate(bench, device) / plan.step_s)
+    return max(shares)
 
 
 def _moves_state(problem: Problem, plan: Candidate) -> bool:

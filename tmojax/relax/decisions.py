@@ -31,7 +31,7 @@ class Rest(IntEnum):
     steps."""
 
     ON_DEVICE = 0
-    ON_HOST = 1  # resting tensors only: comes to the device for its update and leaves after it
+    ON_HOST = 1  # comes to the device for its first use and leaves behind its last one, and in long gaps between them
     AWAY = 2  # leaves in every long gap between two uses within a step, if memory is short there
 
 

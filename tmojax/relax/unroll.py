@@ -13,7 +13,6 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from tmojax.errors import InputError
 from tmojax.problem import PLAIN, Kind, Lifetime, Problem
 from tmojax.problem.step_view import StepView
 from tmojax.relax.decisions import DeviceDecision, Rest
@@ -83,21 +82,12 @@ def _layout(problem: Problem, view: StepView) -> _Layout:
     return _layouts[view]
 
 
-def check_rests(view: StepView, decision: DeviceDecision) -> None:
-    """Raises InputError for a state tensor that is to rest on the host but is used by micro-batches."""
-    for tensor in view.state_tensor[(decision.state_out == Rest.ON_HOST) & ~view.state_resting]:
-        raise InputError(
-            f"state_out: tensor {int(tensor)} is used by micro-batches and cannot rest on the host; use AWAY"
-        )
-
-
 def unroll(
     problem: Problem, view: StepView, decision: DeviceDecision, template: Template, last: Template | None = None,
     first: Template | None = None,
 ) -> UnrolledStep:  # fmt: skip
     """Unroll a template over all micro-batches of a step; `last` and `first` describe those if they differ. A single
     micro-batch is the last one."""
-    check_rests(view, decision)
     return _Unroller(_layout(problem, view), view, decision, template, last or template, first or template).result()
 
 
@@ -241,17 +231,10 @@ class _Unroller:
         self.profile[0] += sizes[view.state_tensor[rests != Rest.ON_HOST]].sum()
         hosted = view.state_tensor[rests == Rest.ON_HOST].tolist()
         rows: list[tuple[int, ...]] = []
-        for tensor in hosted:
-            places, changes = self.layout.step_uses.get(tensor, ([], []))
-            if not places:
-                continue
-            first, final = int(self.step_place[places[0]]), int(self.step_place[places[-1]])
-            self.profile[first] += sizes[tensor]
-            self.profile[final + 1] -= sizes[tensor]
-            rows.append((tensor, 0, int(sizes[tensor]), -1, -1, first, 1, 0, PLAIN, 0))
-            written = final if any(changes) else -1
-            rows.append((tensor, 0, int(sizes[tensor]), written, final, self.total, 1, 0, PLAIN, 0))
         shortest = max(2, int(self.body * LONG_GAP))
+        resting = set(view.state_tensor[view.state_resting].tolist())
+        for tensor in hosted:
+            rows += self._hosted(tensor, self.total if tensor in resting else shortest)
         for tensor in view.state_tensor[rests == Rest.AWAY].tolist():
             size = int(sizes[tensor])
             for before, after, changed in self._long_gaps(tensor, shortest):
@@ -260,11 +243,32 @@ class _Unroller:
                 rows.append((tensor, 0, size, before, before, after, 0, 0 if changed else 1, PLAIN, 0))
         self.gaps.append(np.array(rows, np.int64).reshape(-1, TO_PEER + 1))
 
-    def _long_gaps(self, tensor: int, shortest: int):
-        """(last run before, first run after, content changed since the gap before) of the gaps of a state tensor.
+    def _hosted(self, tensor: int, shortest: int) -> list[tuple[int, ...]]:
+        """Rows of a state tensor that rests on the host: it comes before its first use, leaves in gaps of more than
+        `shortest` runs between two uses, and for good behind the last one. The host copy stays all the time, so what
+        has not changed leaves without a copy."""
+        uses, size = self._state_uses(tensor), int(self.layout.sizes[tensor])
+        if not uses:
+            return []
+        first, final = uses[0][0], uses[-1][0]
+        self.profile[first] += size
+        self.profile[final + 1] -= size
+        rows = [(tensor, 0, size, -1, -1, first, 1, 0, PLAIN, 0)]
+        before, changed = uses[0]  # changed since the gap before
+        ever = changed
+        for run, changes in uses[1:]:
+            if run - before > shortest:
+                self.profile[before + 1] -= size
+                self.profile[run] += size
+                written = before if ever else -1
+                rows.append((tensor, 0, size, written, before, run, 1, 1 if ever and not changed else 0, PLAIN, 0))
+                changed = False
+            before, changed, ever = run, changed or changes, ever or changes
+        rows.append((tensor, 0, size, final if ever else -1, final, self.total, 1, 0, PLAIN, 0))
+        return rows
 
-        Where its first use is far from the start of the step, the first gap begins behind the first run.
-        """
+    def _state_uses(self, tensor: int) -> list[tuple[int, bool]]:
+        """(run, changes it) of all uses of a state tensor, in order."""
         runs = [
             (place, changes)
             for template, _, places in self._parts()
@@ -273,9 +277,15 @@ class _Unroller:
         ]
         places, changes_by_step = self.layout.step_uses.get(tensor, ([], []))
         runs += [(int(self.step_place[place]), changed) for place, changed in zip(places, changes_by_step, strict=True)]
-        runs.sort()
+        return sorted(runs)
+
+    def _long_gaps(self, tensor: int, shortest: int):
+        """(last run before, first run after, content changed since the gap before) of the gaps of a state tensor.
+
+        Where its first use is far from the start of the step, the first gap begins behind the first run.
+        """
         before, changed = 0, True  # nothing is on the host yet
-        for run, changes in runs:
+        for run, changes in self._state_uses(tensor):
             if run - before > shortest:
                 yield before, run, changed
                 changed = False

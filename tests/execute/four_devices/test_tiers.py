@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from steps import OPTIMIZER, identical, largest_difference, perceptron, plan
 
-from tmojax import InputError
+from tmojax import PLANNERS, Action, InputError
 from tmojax.check import check
 from tmojax.execute import MeasuredTimes, PlannedStep
 from tmojax.execute.codecs import Recodings
@@ -214,6 +214,42 @@ def test_state_rests_on_a_drive(case, kept, tmp_path):
     )  # fmt: skip
     step, _ = run(case, problem, changed, nvme_folder=tmp_path)
     assert identical(step.state(), state)
+
+
+def test_a_planned_loan_runs(case):
+    """The planner parks what a small GPU cannot hold in the memory of a large one; no bit changes."""
+    problem, _, state = problem_with_peers(case)
+    schedule = PLANNERS["peer-offload"]().plan(problem).schedule
+    assert schedule is not None and (schedule.lists[1]["kind"] == Kind.LEND).any()
+    step, result = run(case, problem, schedule)
+    assert identical(step.state(0), state) and identical(step.state(1), state)
+    lender = problem.machine.devices[1].memory
+    assert result.memory[0][lender].counted_peak_bytes > 0
+    assert result.memory[0][lender].counted_peak_bytes <= result.memory[0][lender].planned_peak_bytes
+
+
+def problem_with_peers(case):
+    """GPU 0 has 90 % of the footprint, GPU 1 more than it needs; they reach each other."""
+    problem = case.problem(1.5)
+    state = run(case, problem, plan(problem, "keep-all"))[0].state()
+    first, second = (device.memory for device in problem.machine.devices)
+    memories = list(problem.machine.memories)
+    memories[first] = replace(memories[first], capacity_bytes=case.footprint_bytes * 9 // 10)
+    memories[second] = replace(memories[second], capacity_bytes=2 * case.footprint_bytes)
+    machine = replace(problem.machine, memories=tuple(memories))
+    return replace(problem, machine=machine, actions=frozenset({Action.OFFLOAD, Action.PEER})), first, state
+
+
+def test_a_plan_that_compresses_runs(case, kept):
+    _, _, state = kept
+    problem = with_codec(case.problem(0.9))
+    problem = replace(problem, actions=frozenset({Action.OFFLOAD, Action.RECOMPUTE, Action.COMPRESS}))
+    schedule = PLANNERS["compress-all"]().plan(problem).schedule
+    assert schedule is not None and (schedule.lists[0]["kind"] == Kind.ENCODE).any()
+    step, _ = run(case, problem, schedule)
+    # Two steps, several activations and weights in bfloat16: two digits are left of an update by AdamW.
+    difference = largest_difference(step.state()[0], state[0])
+    assert 0 < difference < 5e-2
 
 
 def test_encoded_integers_are_refused():
