@@ -60,12 +60,16 @@ def progress(run: Record, start_s: float) -> list[tuple[float, float]]:
 
 
 def draw_times(rows: list[Row]) -> Figure:
-    """Share of the heuristic's gap that is left over the share of the planning time, mean over instances and seeds."""
+    """Share of the heuristic's gap that is left over the share of the planning time, mean over instances and seeds; of
+    the instances that were planned without the gradient as well, and variants that have planned all of these."""
+    rows = [row for row in rows if "no-gradient" in row.runs]
     with figure_settings():
-        figure = Figure(figsize=(6.0, 3.6))
+        figure = Figure(figsize=(7.5, 3.6))
         axes = figure.subplots()
         times = np.linspace(0.0, 1.0, 201)
         for variant, (colour, _) in LOOK.items():
+            if any(variant not in row.runs for row in rows):
+                continue
             curves = []
             for row in rows:
                 start_s = (1 + row.start) * row.fact["bound_s"]
@@ -84,6 +88,6 @@ def draw_times(rows: list[Row]) -> Figure:
         axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
         axes.set_xlim(0, 1)
         axes.grid()
-        axes.legend(loc="lower left")
+        figure.legend(loc="outside right upper")
         axes.set_title("Quality over time")
         return figure

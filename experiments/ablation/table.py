@@ -167,6 +167,7 @@ def facts_line(rows: list[Row]) -> str:
 def write_tables(facts: list[Record], runs: list[Record], out: Path, readme: Path | None) -> list[str]:
     """Write table.md, gaps.svg, times.svg and, where given, the part of the README; returns mistakes."""
     rows = rows_of(facts, runs)
+    out.mkdir(parents=True, exist_ok=True)
     text = "\n".join([
         facts_line(rows), "",
         "Step time above the proved bound, medians over the seeds:", "", *gap_table(rows), "",

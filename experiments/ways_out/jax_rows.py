@@ -119,10 +119,9 @@ def within(result: StepResult) -> bool:
     )  # fmt: skip
 
 
-def jitted_row(net: Network, params: Any, batch: Any, expected: dict[str, np.ndarray]) -> Row:
-    """The jitted step, by a policy of names; every layer is decided for itself."""
+def by_policy(net: Network, shapes: Any) -> tuple[Problem, Schedule, float, JittedStep]:
+    """(problem, plan, share, step) of a policy of names; every layer is decided for itself."""
     loss = named_scan_inputs(named_modules(net.loss))
-    shapes = shapes_of(batch)
     imported = import_train_step(loss, net.params, shapes, OPTIMIZER, gpu=GPU, gpus=1, name=net.name)
     planner = planner_for(loss, net.params, shapes, imported, tie_layers=False)
     problem, schedule, share = least(
@@ -130,6 +129,12 @@ def jitted_row(net: Network, params: Any, batch: Any, expected: dict[str, np.nda
     )
     # As on a GPU, where a form that XLA would void is an error.
     step = jitted_step(loss, net.params, shapes, OPTIMIZER, imported, problem, schedule, platform="gpu")
+    return problem, schedule, share, step
+
+
+def jitted_row(net: Network, params: Any, batch: Any, expected: dict[str, np.ndarray]) -> Row:
+    """The jitted step, by a policy of names."""
+    problem, schedule, share, step = by_policy(net, shapes_of(batch))
     return row_of(net, "jitted policy", problem, schedule, share, step, params, batch, expected)
 
 

@@ -5,12 +5,18 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import jax.numpy as jnp
 import jitted_networks as networks
+import numpy as np
 import pytest
 import test_jitted_chain as chain
 import test_jitted_step as steps
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "experiments" / "ways_out"))
+from jax_rows import by_policy, shapes_of
+from networks import network
 
 from tmojax.errors import InputError
 from tmojax.execute import jitted_gpu
@@ -81,6 +87,18 @@ def test_planned_bytes_are_on_the_host(target):
     assert verify_on_gpu(made, net.params, net.batch, target=target).host_temp_bytes == made.plan.host_bytes
     made, _ = chain.exported(0.5)
     assert verify_on_gpu(made, chain.PARAMS, chain.BATCH, target=target).host_temp_bytes == made.plan.host_bytes
+
+
+@needs_compiler
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["resnet", "vit"])
+def test_networks_of_the_table_leave_the_device(name):
+    net = network(name)
+    shapes = shapes_of(net.batch(np.random.default_rng(0)))
+    _, _, _, made = by_policy(net, shapes)
+    found = verify_on_gpu(made, net.params, shapes)
+    assert found.host_temp_bytes == made.plan.host_bytes > 0
+    assert found.temp_bytes < found.peak_bytes <= found.temp_bytes + 2 * found.argument_bytes
 
 
 @needs_compiler

@@ -31,6 +31,7 @@ from tmojax.units import format_bytes
 # Programs with more columns for each class are solved faster by an interior point method, from scratch: BERT-large,
 # 43,000 columns, in 6 s; the simplex method takes more than 12 s, also to go on after the rows of a barrier are added.
 INTERIOR_POINT_COLUMNS = 30_000
+LEAST_COMPUTE = 1e-5  # of a copy of the whole memory: less compute than that in a micro-batch is not the unit of time
 
 
 class StepLp:
@@ -46,7 +47,11 @@ class StepLp:
         read = [(spec, _gaps_of_blocks(problem, spec), shortest([paths[device] for device in spec.devices]))
                 for spec in specs]  # fmt: skip
         compute_s = max(path.total_s for _, _, path in read) / self._micro_batches
-        self.unit = Units(max(spec.capacity_bytes for spec in specs) / 10, max(compute_s, 1e-12) / 100)
+        capacity_bytes = max(spec.capacity_bytes for spec in specs)
+        slowest = min(min(spec.out_bytes_per_s, spec.in_bytes_per_s) for spec, _, _ in read)
+        # Beside copies that take far longer than all ops, rates in units of compute time are too small for the solver.
+        copy_s = capacity_bytes / slowest if slowest > 0 else 0.0
+        self.unit = Units(capacity_bytes / 10, max(compute_s, LEAST_COMPUTE * copy_s, 1e-12) / 100)
         self._longest = self._upper_limit(read)
         self._rows = StepRows(self._model, self.unit, int(self._model.add_columns(1, 0.0, self._longest, cost=1.0)[0]))
         self._least_s: list[float] | None = None

@@ -22,6 +22,11 @@ from tmojax.problem.step_view import StepView
 MOST_SLOTS = 160
 
 
+def can_relax(view: StepView) -> bool:
+    """Whether there is a model of a step: two ops of a micro-batch to choose between, and time that they take."""
+    return len(view.slot_s) >= 2 and float(view.slot_s.sum()) > 0
+
+
 def relax_problem(
     problem: Problem, views: Sequence[StepView], *, most_slots: int = MOST_SLOTS, dtype=jnp.float32,
     lenders: Sequence[int] = ()
@@ -37,7 +42,7 @@ def relax_problem(
     if most_slots < 4:
         raise InputError(f"most_slots: {most_slots} is too few to tell forward from backward; give at least 4")
     for view in views:
-        if len(view.slot_s) < 2 or view.slot_s.sum() <= 0:
+        if not can_relax(view):
             raise InputError(f"device {view.device}: a micro-batch needs at least two ops and some compute time")
     lenders, codec = check_lenders(problem, lenders), best_codec(problem)
     choices = width(problem, lenders)

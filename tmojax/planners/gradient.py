@@ -169,6 +169,7 @@ class Gradient(Planner):
     restarts: relaxations optimised side by side; steps: optimiser steps of each (large models take fewer: `steps_for`).
     roundings: rounded decisions decoded and simulated, besides exact selections (`tmojax.planners.selection`); the best
     `finalists` of them get the full sweep of policies and staggers. As many of those that do not fit are repaired.
+    A step without a relaxation (a micro-batch of one op, or without compute time) gets local search only.
     """
 
     name: str = "gradient"
@@ -184,16 +185,19 @@ class Gradient(Planner):
                 raise InputError(f"{setting}: {getattr(self, setting)} must be at least {least}")
 
     def plan(self, problem: Problem, *, seed: int = 0, seeds: tuple[PlanResult, ...] = ()) -> PlanResult:
-        from tmojax.cost import relax_problem
+        from tmojax.cost import can_relax, relax_problem
         from tmojax.planners.selection import guide_of, selections
         from tmojax.relax.optimise import optimise
         from tmojax.relax.rounding import round_solution
 
         watch = Stopwatch()
         bench = Workbench(problem)
+        views = [bench.view(d) for d in range(bench.device_count)]
+        if not all(can_relax(view) for view in views):
+            found = LocalSearch(self.name, self.search).plan(problem, seed=seed, seeds=seeds)
+            return replace(found, details={**found.details, "relaxed_step_s": None})
         starts = state_moved(bench, find_starts(bench, seeds), seed)
         known = starts[0].candidate if starts else None
-        views = [bench.view(d) for d in range(bench.device_count)]
         model = relax_problem(problem, views, lenders=find_lenders(bench))
         warm = [
             (start.candidate.decisions, start.candidate.coordination.start_share) for start in starts[: self.restarts]

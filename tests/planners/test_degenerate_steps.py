@@ -1,0 +1,68 @@
+"""Steps at the edge of what a model covers: one op, no compute time."""
+
+from dataclasses import replace
+
+import pytest
+from random_steps import shared_path_machine
+
+from tmojax.bounds import bound
+from tmojax.check import check
+from tmojax.planners.gradient import Gradient
+from tmojax.planners.local_search import SearchSettings
+from tmojax.problem import (
+    Action,
+    Lifetime,
+    Op,
+    Overheads,
+    Phase,
+    Problem,
+    Program,
+    Tensor,
+    TensorKind,
+    Workload,
+    validate_problem,
+)
+
+
+def one_op() -> Problem:
+    """A micro-batch of one op, and an update of two tensors of which one fits at a time."""
+    tensors = [Tensor("a", 5, TensorKind.ACTIVATION)]
+    tensors += [Tensor(f"m{i}", 20, TensorKind.OPTIMIZER_STATE, Lifetime.STATE) for i in range(2)]
+    ops = [Op("f", Phase.FORWARD, 0.1, writes=(0,))]
+    ops += [Op(f"u{i}", Phase.OPTIMIZER, 0.1, updates=(1 + i,), recomputable=False, step_op=True) for i in range(2)]
+    return _problem(tensors, ops, 2, 30)
+
+
+def no_compute_time() -> Problem:
+    """Two saved tensors of which one fits at a time, made and read in no time."""
+    tensors = [Tensor(name, 40, TensorKind.ACTIVATION) for name in ("a", "b")]
+    ops = [Op(f"f{i}", Phase.FORWARD, 0.0, writes=(i,)) for i in range(2)]
+    ops += [Op(f"b{i}", Phase.BACKWARD, 0.0, reads=(i,)) for i in (1, 0)]
+    return _problem(tensors, ops, 1, 50)
+
+
+def _problem(tensors: list[Tensor], ops: list[Op], micro_batches: int, capacity_bytes: int) -> Problem:
+    workload = Workload("edge", (Program("edge", tuple(tensors), tuple(ops)),), (0,), micro_batches, "synthetic")
+    machine = replace(shared_path_machine(1, capacity_bytes), overheads=Overheads())
+    problem = Problem("edge", workload, machine, frozenset({Action.OFFLOAD, Action.RECOMPUTE}))
+    validate_problem(problem)
+    return problem
+
+
+@pytest.mark.parametrize("make", [one_op, no_compute_time])
+def test_the_gradient_planner_plans_without_a_relaxation(make):
+    problem = make()
+    found = Gradient(search=SearchSettings(evaluations=10)).plan(problem)
+    assert found.planner == "gradient" and found.schedule is not None, found.message
+    assert check(problem, found.schedule).valid
+    assert found.details["relaxed_step_s"] is None
+    assert found.step_s >= bound(problem).bound_s
+
+
+def test_a_step_without_compute_time_is_not_proved_infeasible():
+    """Only copies take time: 40 bytes leave and come back at 100 bytes/s each way; in units of compute time such a rate
+    would be too small for the solver."""
+    problem = no_compute_time()
+    offload = bound(replace(problem, actions=frozenset({Action.OFFLOAD})))
+    assert 0.6 * (1 - 1e-6) <= offload.bound_s <= 0.8 * (1 + 1e-6)
+    assert bound(problem).bound_s < 1e-3
