@@ -4,7 +4,7 @@ set -e
 cd "$(dirname "$0")/../.."
 export PYTHONPATH=.
 OUT="${OUT:-runs/warm-start}"
-LESSONS="${LESSONS:-80}"
+LESSONS="${LESSONS:-46}"
 "${PYTHON:-python}" -m experiments.warm_start.solve "$LESSONS" --out "$OUT/solved"
 "${PYTHON:-python}" -m experiments.warm_start.train "$OUT/solved" --out "$OUT/weights.npz"
 "${PYTHON:-python}" -m experiments.warm_start.evaluate "$OUT/weights.npz" --out "$OUT"
