@@ -49,7 +49,8 @@ class Space:
             rest = np.asarray(decision.state_out, np.int64)
             others = np.delete(rest, gaps[:, 0])
             leaves = np.where(rest[gaps[:, 0]] == Rest.AWAY, Choice.OFFLOAD, Choice.KEEP)
-            chosen = np.concatenate([np.asarray(decision.choice, np.int64), leaves])
+            choice = np.asarray(decision.choice, np.int64)  # lent memory and codecs are out of reach: offload instead
+            chosen = np.concatenate([np.where(choice > Choice.RECOMPUTE, Choice.OFFLOAD, choice), leaves])
             parts.append((LOGIT * np.eye(3)[chosen][:, 1:] - LOGIT * (chosen == Choice.KEEP)[:, None]).ravel())
             parts.append(np.array([LOGIT if kind in others else -LOGIT for kind in (Rest.ON_HOST, Rest.AWAY)]))
         return np.concatenate([*parts, np.array(plan.coordination.start_share[1:]) / SHARE])

@@ -24,6 +24,7 @@ from tmojax.planners.gradient import (
     steps_for,
 )
 from tmojax.planners.local_search import Guide, SearchSettings, _Moves, local_search, search_from_two
+from tmojax.planners.peers_and_codecs import find_lenders
 from tmojax.planners.selection import FACTORS, LinkLimit, host_users, select
 from tmojax.planners.workbench import Candidate, Workbench
 from tmojax.problem import Problem
@@ -78,7 +79,7 @@ class Variant(Planner):
     def plan(self, problem: Problem, *, seed: int = 0, seeds: tuple[PlanResult, ...] = ()) -> PlanResult:
         watch = Stopwatch()
         bench = Watched(problem)
-        starts = state_moved(bench, find_starts(bench, seeds, most=12), seed)
+        starts = state_moved(bench, find_starts(bench, seeds, most=12), SearchSettings(), seed)
         for start in starts:
             bench.note(start.candidate)
         self.search(bench, starts, seed)
@@ -165,7 +166,7 @@ class NoSearch(Variant):
         from tmojax.relax.rounding import round_solution
 
         views = [bench.view(device) for device in range(bench.device_count)]
-        model = relax_problem(bench.problem, views)
+        model = relax_problem(bench.problem, views, lenders=find_lenders(bench))
         known = [start.candidate for start in starts[:3]]
         steps = most_steps = steps_for(model, self.planner.steps)
         while steps >= LEAST_STEPS:
