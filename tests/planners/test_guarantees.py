@@ -59,7 +59,9 @@ def test_local_search_of_random_steps(number, factor, actions, without_decisions
     found = SEARCH.plan(problem, seed=seed, seeds=seeds)
     promises_hold(problem, found, seeds)
     again = SEARCH.plan(problem, seed=seed, seeds=seeds)
-    assert again.step_s == found.step_s and again.details == found.details
+    timed = "improvements_over_time"  # of the details, the only one that the clock changes
+    assert again.step_s == found.step_s
+    assert {**again.details, timed: None} == {**found.details, timed: None}
     if found.schedule is not None:
         assert again.schedule is not None and again.schedule.same_as(found.schedule)
 

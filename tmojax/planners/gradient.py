@@ -23,7 +23,7 @@ from tmojax.planners.peers_and_codecs import find_lenders, further_starts, lend_
 from tmojax.planners.repair import repair
 from tmojax.planners.seeding import candidate_of
 from tmojax.planners.simple import layer_count, offload_everything, recompute_segments
-from tmojax.planners.state_choice import improve_state, state_share
+from tmojax.planners.state_choice import StateSettings, improve_state, state_share
 from tmojax.planners.sweep import POLICIES, SHARES, sweep
 from tmojax.planners.workbench import Candidate, Workbench
 from tmojax.problem import Action, Problem
@@ -99,11 +99,16 @@ def find_starts(bench: Workbench, seeds: tuple[PlanResult, ...], most: int = 3) 
     return distinct[:most]
 
 
-def state_moved(bench: Workbench, starts: list[Start], seed: int) -> list[Start]:
-    """`starts`; where copies of state are much of the fastest, ahead of it that plan with state somewhere else."""
+def state_moved(bench: Workbench, starts: list[Start], search: SearchSettings, seed: int) -> list[Start]:
+    """`starts`; where copies of state are much of the fastest, ahead of it that plan with state somewhere else.
+
+    Takes as many simulations again as `search`, of a fifth as many instructions.
+    """
     if not starts or state_share(bench, starts[0].candidate) < LEAST_STATE_SHARE:
         return starts
-    found = improve_state(bench, starts[0].candidate, seed=seed)
+    settings = StateSettings(evaluations=search.evaluations, decodes=2 * search.evaluations,
+                             instructions=max(1, search.instructions // 5))  # fmt: skip
+    found = improve_state(bench, starts[0].candidate, settings, seed)
     if found.step_s >= starts[0].candidate.step_s:
         return starts
     return [Start(f"{starts[0].name}, state elsewhere", found), *starts]
@@ -141,7 +146,7 @@ class LocalSearch(Planner):
     def plan(self, problem: Problem, *, seed: int = 0, seeds: tuple[PlanResult, ...] = ()) -> PlanResult:
         watch = Stopwatch()
         bench = Workbench(problem)
-        starts = state_moved(bench, find_starts(bench, seeds), seed)
+        starts = state_moved(bench, find_starts(bench, seeds), self.search, seed)
         if not starts:
             none = PlanResult(self.name, Status.NOT_FOUND, message="no start fits in memory", plan_s=watch.read_s())
             return _no_slower(none, seeds)
@@ -196,7 +201,7 @@ class Gradient(Planner):
         if not all(can_relax(view) for view in views):
             found = LocalSearch(self.name, self.search).plan(problem, seed=seed, seeds=seeds)
             return replace(found, details={**found.details, "relaxed_step_s": None})
-        starts = state_moved(bench, find_starts(bench, seeds), seed)
+        starts = state_moved(bench, find_starts(bench, seeds), self.search, seed)
         known = starts[0].candidate if starts else None
         model = relax_problem(problem, views, lenders=find_lenders(bench))
         warm = [
