@@ -188,7 +188,7 @@ class _ShortView:
         first_s = member.first_byte_s(block, leaves, enters)
         at = np.array([first_s, *moments.from_start_s, total_s])
         # Nothing crosses before the first byte, so a window that begins earlier may count as beginning then.
-        self.share = np.round(np.maximum(at, first_s) / total_s, 12)
+        self.share = np.round(np.maximum(at, first_s) / (total_s or 1.0), 12)
         slots, inside = moments.slots, moments.from_slot_s
         before, after = [], []
         begin_s = path.before[0, 0]  # no earlier does the first micro-batch begin

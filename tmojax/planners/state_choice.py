@@ -123,8 +123,10 @@ class StateMoves:
         return replace(decision, state_out=state_out)
 
     def exchange(self, rng: np.random.Generator, device: int, decision: DeviceDecision) -> DeviceDecision:
-        """`decision` with one to three single units changed, large ones more often."""
+        """`decision` with one to three single units changed, large ones more often; itself without state."""
         families = self.families[self._class[device]]
+        if not families:
+            return decision
         state_out = decision.state_out.astype(np.int8)
         units = [(family, unit) for family in families for unit in family.units]
         weight = np.sqrt(np.concatenate([family.unit_bytes for family in families]).astype(float))

@@ -61,6 +61,7 @@ def _variants(model: PeriodicModel, solution: RelaxedSolution, views: Sequence[S
     """All roundings of one restart: for each pair of thresholds a different decision per GPU, then one for all."""
     soft = solution.choice[restart]
     resting = np.stack([solution.state_out[restart], solution.state_away[restart]], 1)
+    resting = resting * (np.asarray(model.resting_gb) > 0)[:, None]  # shares of nothing where state may not leave
     shares = tuple(float(share) for share in solution.start_share[restart])
     coded_share = float(model.coded_share)
     same = all(np.array_equal(view.tensor, views[0].tensor) for view in views)
