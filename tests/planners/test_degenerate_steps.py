@@ -10,6 +10,7 @@ from random_steps import random_problem, shared_path_machine
 from tmojax.bounds import bound
 from tmojax.check import check
 from tmojax.cost import relax_problem
+from tmojax.planners.cp_sat import CpSat
 from tmojax.planners.gradient import Gradient
 from tmojax.planners.local_search import SearchSettings
 from tmojax.planners.simple import offload_everything
@@ -65,6 +66,14 @@ def test_the_gradient_planner_plans_without_a_relaxation(make):
     assert check(problem, found.schedule).valid
     assert found.details["relaxed_step_s"] is None
     assert found.step_s >= bound(problem).bound_s
+
+
+def test_cp_sat_plans_what_takes_no_time():
+    problem = no_compute_time().with_device_capacity(80)
+    found = CpSat(workers=1, deterministic_limit=0.02).plan(problem)
+    assert found.schedule is not None, found.message
+    assert check(problem, found.schedule).valid
+    assert found.step_s == 0
 
 
 def test_a_step_without_compute_time_is_not_proved_infeasible():

@@ -142,9 +142,9 @@ class CpSat(Planner):
         if unsuited:
             return PlanResult(self.name, Status.NOT_FOUND, message=unsuited, plan_s=watch.read_s())
         known = known_schedules(bench, seeds)
-        # Without a known schedule: everything one after the other, twice over.
+        # Without a known schedule: everything one after the other, twice over. Of what takes no time any tick will do.
         serial_s = 2 * sum(bench.view(device).compute_s for device in range(bench.device_count))
-        tick_s = (known[0].step_s if known else serial_s) / self.ticks
+        tick_s = ((known[0].step_s if known else serial_s) or 1.0) / self.ticks
         model = model_of(problem, tuple(bench.view(d) for d in range(bench.device_count)), tick_s)
         details: dict[str, Any] = {"items": model.items(), "tick_s": tick_s}
         if model.items() > self.most_items:
