@@ -1,6 +1,9 @@
 """The CP-SAT planner against optima worked out by hand, its hints, and what it says of itself."""
 
 import dataclasses
+import signal
+import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -193,3 +196,28 @@ def test_too_large_a_step_is_refused_with_its_size():
 def test_settings_out_of_range(setting, value):
     with pytest.raises(InputError, match=setting):
         CpSat(**{setting: value})
+
+
+def test_interrupts_still_reach_python_after_a_solve():
+    """The solver would put the system's own handler of Ctrl-C in place of Python's."""
+    CpSat(time_limit_s=5.0, workers=1).plan(random_problem(1, factor=1.15))
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_an_interrupt_ends_a_solve():
+    from tmojax.ilp import cp_sat
+
+    class Solver:
+        stopped = threading.Event()
+
+        def solve(self, model, callback):
+            signal.raise_signal(signal.SIGINT)
+            assert self.stopped.wait(60)
+
+        def stop_search(self):
+            self.stopped.set()
+
+    with pytest.raises(KeyboardInterrupt):
+        cp_sat._solve(Solver(), SimpleNamespace(cp=None), None)
+    assert Solver.stopped.is_set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,6 +74,7 @@ def solve_cp_sat(model: Model, settings: CpSettings, *, horizon: int = 0, start:
         parameters.max_deterministic_time = settings.deterministic_limit
         parameters.interleave_search = settings.workers > 1
     parameters.fix_variables_to_their_hinted_value = settings.hint_only
+    parameters.catch_sigint_signal = False  # it would leave the process without Python's handler
 
     class First(cp_model.CpSolverSolutionCallback):
         found_s = -1.0
@@ -82,7 +84,7 @@ def solve_cp_sat(model: Model, settings: CpSettings, *, horizon: int = 0, start:
                 self.found_s = self.wall_time
 
     first = First()
-    status = solver.solve(built.cp, first)
+    status = _solve(solver, built, first)
     name = solver.status_name(status)
     times, objective, bound = None, -1, -1
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
@@ -95,6 +97,19 @@ def solve_cp_sat(model: Model, settings: CpSettings, *, horizon: int = 0, start:
         name, times, objective, bound, build_s, solver.wall_time, first.found_s, len(built.cp.proto.variables),
         len(built.cp.proto.constraints), built.intervals, wall_limited,
     )  # fmt: skip
+
+
+def _solve(solver: Any, built: CpModel, callback: Any) -> Any:
+    """Status of the search, which runs beside this thread so that Ctrl-C gets through and ends it."""
+    with ThreadPoolExecutor(1) as beside:
+        answer = beside.submit(solver.solve, built.cp, callback)
+        try:
+            while not wait([answer], timeout=0.1).done:  # in turns: a lock without limit may keep a signal waiting
+                pass
+            return answer.result()
+        except KeyboardInterrupt:
+            solver.stop_search()
+            raise
 
 
 def _read(built: CpModel, solver: Any, device: int) -> DeviceTimes:
