@@ -17,8 +17,9 @@ LEAST = 1e-4  # gaps below it are drawn there: axes are logarithmic
 
 
 def _gap_axis(axis: Axis) -> None:
-    """1, 3, 10, 30 ... per cent, no other labels."""
-    axis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+    """1, 3, 10, 30 ... per cent, or where they span much 1, 10, 100 ...; no other labels."""
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(subs=(1.0, 3.0) if high < 1e4 * low else (1.0,)))
     axis.set_major_formatter(lambda value, _: f"{100 * value:.4g} %")
     axis.set_minor_formatter(NullFormatter())
 
