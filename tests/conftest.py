@@ -5,9 +5,20 @@ Environment variables rather than `jax.config`, so that tests that need no JAX d
 """
 
 import os
+import signal
 import sys
 from pathlib import Path
+
+import pytest
 
 assert "jax" not in sys.modules, "JAX was imported before its settings for tests were made"
 os.environ["JAX_LEGACY_PRNG_KEY"] = "error"
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".jax_cache"))
+
+
+@pytest.fixture
+def interrupts():
+    """Ctrl-C as in the foreground; what runs in the background of a shell ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

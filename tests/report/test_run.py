@@ -184,6 +184,7 @@ def test_error_inside_a_planner_is_a_row_and_costs_the_others_nothing(run, monke
     assert summary["best"] == "offload-all"
 
 
+@pytest.mark.usefixtures("interrupts")
 def test_interruption_that_a_library_swallows_ends_the_run_behind_the_planner(run, monkeypatch):
     def swallow(self, problem, *, seed=0, seeds=()):
         with contextlib.suppress(KeyboardInterrupt):
@@ -199,6 +200,7 @@ def test_interruption_that_a_library_swallows_ends_the_run_behind_the_planner(ru
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.usefixtures("interrupts")
 def test_interruption_waits_for_the_end_of_an_import(run, monkeypatch, tmp_path):
     """Compiled modules may end the process when an exception passes through their initialisation."""
     (tmp_path / "interrupted_module.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\nWHOLE = True\n")
@@ -216,6 +218,7 @@ def test_interruption_waits_for_the_end_of_an_import(run, monkeypatch, tmp_path)
     assert json.loads((Path(out.splitlines()[-1]) / "summary.json").read_text())["interrupted"]
 
 
+@pytest.mark.usefixtures("interrupts")
 def test_interruption_while_the_report_is_written_waits_for_it(run, monkeypatch):
     written = session.write_figures
 
@@ -229,6 +232,7 @@ def test_interruption_while_the_report_is_written_waits_for_it(run, monkeypatch)
     assert (Path(out.splitlines()[-1]) / "report.html").exists()
 
 
+@pytest.mark.usefixtures("interrupts")
 def test_second_interruption_while_the_report_is_written_ends_it_without_a_traceback(run, monkeypatch):
     def interrupted(folder, figures):
         signal.raise_signal(signal.SIGINT)

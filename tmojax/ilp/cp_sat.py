@@ -102,8 +102,8 @@ def solve_cp_sat(model: Model, settings: CpSettings, *, horizon: int = 0, start:
 def _solve(solver: Any, built: CpModel, callback: Any) -> Any:
     """Status of the search, which runs beside this thread so that Ctrl-C gets through and ends it."""
     with ThreadPoolExecutor(1) as beside:
-        answer = beside.submit(solver.solve, built.cp, callback)
         try:
+            answer = beside.submit(solver.solve, built.cp, callback)
             while not wait([answer], timeout=0.1).done:  # in turns: a lock without limit may keep a signal waiting
                 pass
             return answer.result()
