@@ -43,13 +43,12 @@ def start_of(bench: Workbench):
     return None if isinstance(found, DoesNotFit) else found
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [0, 1, 2, 3, 4, 7, 9, 11])  # in which offloading everything fits
 def test_valid_never_slower_and_the_same_again(seed):
     problem = random_problem(seed, factor=1.3 + 0.1 * (seed % 5))
     bench = Workbench(problem)
     start = start_of(bench)
-    if start is None:
-        pytest.skip("does not fit")
+    assert start is not None
     found = improve_state(bench, start, LIGHT, seed)
     assert found.step_s <= start.step_s
     report = check(problem, found.schedule)
@@ -114,13 +113,12 @@ def test_settings_that_make_no_sense(setting):
         StateSettings(**setting)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(5))
 def test_outlines_are_valid_and_stay_within_their_number(seed):
     problem = random_problem(seed, factor=1.3)
     bench = Workbench(problem)
     start = start_of(bench)
-    if start is None:
-        pytest.skip("does not fit")
+    assert start is not None
     before = bench.simulations
     found = best_outline(bench, start, 60)
     assert bench.simulations - before <= 60

@@ -7,6 +7,7 @@ idle, and stay or go to the host.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -219,11 +220,13 @@ class _OneChoice(SimpleStrategy):
             return PlanResult(self.name, Status.NOT_FOUND, message="no share of them fits", plan_s=watch.read_s())
         return PlanResult(self.name, Status.FEASIBLE, best.schedule, best.step_s, watch.read_s(), candidate=best)
 
+    @abstractmethod
     def _choices(self) -> tuple[Choice, ...]:
-        raise NotImplementedError
+        """The choices that are tried."""
 
+    @abstractmethod
     def _missing(self, problem: Problem) -> str:
-        raise NotImplementedError
+        """Why there is none of them."""
 
 
 @dataclass(frozen=True)
