@@ -1,4 +1,5 @@
-"""The benchmark suite of `configs/bench/`: every instance can be read, and spans what it is to span."""
+"""The benchmark suite of `configs/bench/`: every instance can be read, and spans what it is to span. The held-out
+instances of `configs/held-out/`: none of them is one of the suite."""
 
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from tmojax.problem import Action, largest_op_bytes
 
 FOLDER = Path(__file__).parent.parent / "configs" / "bench"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.toml"))
+HELD_OUT = sorted((FOLDER.parent / "held-out").glob("*.toml"))
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +58,17 @@ def test_models_of_the_zoo_exist(suite):
 
     used = {config.workload.model for config in suite.values() if isinstance(config.workload, ModelWorkload)}
     assert used <= set(MODEL_NAMES)
+
+
+def test_held_out_instances_are_not_of_the_suite(suite):
+    """Another machine or another size of the workload, and no name twice; how much is kept need not be another one."""
+    posed = [(config.workload, config.machine) for config in suite.values()]
+    assert len(HELD_OUT) >= 10
+    for path in HELD_OUT:
+        config = load_config(path)
+        assert path.stem not in NAMES
+        assert (config.workload, config.machine) not in posed
+        assert f"{len(machine_of(config).devices)}gpu" in path.stem.split("-")
 
 
 def test_names_say_gpus_micro_batches_and_footprint(suite):
