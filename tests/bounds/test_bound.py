@@ -10,6 +10,7 @@ from shared_path_machine import shared_path
 from tiny_steps import tiny_problem
 
 from tmojax.bounds import BoundStatus, bound
+from tmojax.bounds.alike import LinearProgram
 from tmojax.bounds.highs import INFINITY, LinearModel, SolverStatus, certified_bound
 from tmojax.check import check
 from tmojax.errors import InputError
@@ -400,7 +401,6 @@ def test_certified_bound_holds_for_any_multipliers(seed):
         model.add_row(lower[row], upper[row], (index, matrix[row]))
     answer = model.solve(time_limit_s=10.0)
     assert answer.status is SolverStatus.OPTIMAL and answer.bound == pytest.approx(answer.objective, abs=1e-6)
-    starts, at, values = np.arange(columns + 1) * rows, np.tile(np.arange(rows), columns), matrix.T.ravel()
-    guess = rng.normal(size=rows)
-    box = np.zeros(columns), np.ones(columns)
-    assert certified_bound(guess, starts, at, values, cost, *box, lower, upper) <= answer.objective + 1e-9
+    entries = np.arange(columns + 1) * rows, np.tile(np.arange(rows), columns), matrix.T.ravel()
+    program = LinearProgram(*entries, cost, np.zeros(columns), np.ones(columns), lower, upper)
+    assert certified_bound(rng.normal(size=rows), program) <= answer.objective + 1e-9

@@ -14,6 +14,10 @@ from typing import Any
 import highspy
 import numpy as np
 
+from tmojax.bounds.alike import Kinds, LinearProgram, find_kinds
+
+# A linear program with so many columns is solved with one column of each kind, if these are this share at most.
+MANY_COLUMNS, FEW_KINDS = 3_000, 0.7
 INFINITY = highspy.kHighsInf
 
 
@@ -81,7 +85,7 @@ class LinearModel:
         self._row_lower: list[float] = []
         self._row_upper: list[float] = []
         self.columns = 0
-        self._solved: tuple[highspy.Highs, int, int] | None = None
+        self._solved: tuple[highspy.Highs, int, int, Kinds | None] | None = None
 
     @property
     def rows(self) -> int:
@@ -148,29 +152,26 @@ class LinearModel:
 
     def solve(
         self, *, time_limit_s: float, threads: int = 1, gap: float = 1e-4, relax: bool = False,
-        start: np.ndarray | None = None, interior_point: bool = False, most_nodes: int = 2**31 - 1,
+        start: np.ndarray | None = None, one_of_each: bool = False, interior_point_above: float = float("inf"),
+        most_nodes: int = 2**31 - 1,
     ) -> Answer:  # fmt: skip
         """Minimise. `relax` drops integrality; `start` [columns] offers an incumbent, with nan where HiGHS is to
         complete it (it fixes the integer columns that are given). An LP that was solved before and has only received
-        rows goes on from its last basis, unless `interior_point` asks for that method, which starts afresh.
-        most_nodes: of the search, after which a MILP is stopped with what is proved then."""
+        rows goes on from its last basis. one_of_each: columns of an LP that are alike have one value (`alike`).
+        interior_point_above: an LP with more columns than this, alike ones counted once, is solved by that method, from
+        scratch. most_nodes: of the search, after which a MILP is stopped with what is proved then."""
         lower, upper, cost, integer = self.column_arrays()
         mixed = bool(integer.any()) and not relax
-        starts, rows, values = self.entries()
-        row_lower, row_upper = self.row_bounds()
-        highs = None if mixed or interior_point else self._with_new_rows()
-        if highs is None:
-            model = highspy.HighsLp()
-            model.num_col_, model.num_row_ = self.columns, self.rows
-            model.col_cost_, model.col_lower_, model.col_upper_ = cost, lower, upper
-            model.row_lower_, model.row_upper_ = row_lower, row_upper
-            model.a_matrix_.format_ = highspy.MatrixFormat.kColwise
-            model.a_matrix_.start_, model.a_matrix_.index_, model.a_matrix_.value_ = starts, rows, values
-            if mixed:
-                kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
-                model.integrality_ = [kinds[int(flag)] for flag in integer]
-            highs = _QuietHighs()
-            highs.passModel(model)
+        program = LinearProgram(*self.entries(), cost, lower, upper, *self.row_bounds())
+        last = None if mixed else self._with_new_rows(interior_point_above)
+        if last is None:
+            kinds = find_kinds(program) if one_of_each and not mixed and self.columns >= MANY_COLUMNS else None
+            if kinds is not None and kinds.columns > FEW_KINDS * self.columns:
+                kinds = None
+            highs = _instance(program if kinds is None else kinds.one_of_each(program), integer if mixed else None)
+        else:
+            highs, kinds = last
+        interior_point = not mixed and highs.getNumCol() > interior_point_above
         for name, value in (
             ("mip_rel_gap", float(gap)), ("random_seed", 0), ("solver", "ipm" if interior_point else "choose"),
             ("mip_max_nodes", int(most_nodes)),
@@ -195,12 +196,15 @@ class LinearModel:
         solution = highs.getSolution()
         found = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
         point = np.array(solution.col_value) if found else np.zeros(0)
-        objective = float(cost @ point) if found else float("inf")
         dual = np.array(solution.row_dual) if solution.dual_valid and not mixed else np.zeros(0)
+        if kinds is not None:
+            point = point[kinds.column_kind] if found else point
+            dual = kinds.of_all_rows(dual) if len(dual) else dual
+        objective = float(cost @ point) if found else float("inf")
         if mixed:
             bound = float(info.mip_dual_bound)
         elif solution.dual_valid:
-            bound = certified_bound(dual, starts, rows, values, cost, lower, upper, row_lower, row_upper)
+            bound = certified_bound(dual, program)
         else:
             bound = -float("inf")
         name = highspy.HighsModelStatus
@@ -211,43 +215,70 @@ class LinearModel:
             status = SolverStatus.GAP_REACHED
         if status is SolverStatus.INFEASIBLE:
             bound = float("inf")
-        self._solved = None if mixed else (highs, self.rows, self.columns)
+        self._solved = None if mixed else (highs, self.rows, self.columns, kinds)
         first_s = min(incumbents_s, default=solve_s) if mixed and found else float("inf")
         return Answer(status, point, objective, bound, relative, solve_s, self.rows, self.columns, dual,
                       int(integer.sum()), first_s)  # fmt: skip
 
-    def _with_new_rows(self) -> highspy.Highs | None:
+    def _with_new_rows(self, most_columns: float) -> tuple[highspy.Highs, Kinds | None] | None:
         """The instance of the last LP with the rows that were added since, to go on from its basis; None where columns
-        were added too."""
+        were added too, or the new rows tell columns apart that were alike, or it has more columns than asked."""
         if self._solved is None or self._solved[2] != self.columns:
             return None
-        highs, first, _ = self._solved
+        highs, first, _, kinds = self._solved
+        if highs.getNumCol() > most_columns:
+            return None
         begin = int(np.searchsorted(np.array(self._row, np.int64), first))  # entries are in the order of their rows
         row, column = np.array(self._row[begin:], np.int64), np.array(self._column[begin:], np.int64)
         key, inverse = np.unique(row * self.columns + column, return_inverse=True)
         value = np.bincount(inverse, weights=np.array(self._value[begin:]), minlength=len(key)).astype(np.float64)
         new = np.arange(first, self.rows)
+        starts = np.searchsorted(key, new * self.columns)
+        column = key % self.columns
+        if kinds is not None and len(new):
+            rows = []
+            for row in zip(np.split(column, starts[1:]), np.split(value, starts[1:]), strict=True):
+                found = kinds.with_row(*row)
+                if found is None:
+                    return None
+                rows.append(found)
+            starts = np.concatenate([[0], np.cumsum([len(part[0]) for part in rows])])[:-1]
+            column, value = (np.concatenate([part[i] for part in rows]) for i in (0, 1))
+            kinds = Kinds(kinds.column_kind, np.append(kinds.row_kind, kinds.rows + np.arange(len(new))))
         highs.addRows(
-            len(new), np.array(self._row_lower[first:]), np.array(self._row_upper[first:]), len(key),
-            np.searchsorted(key, new * self.columns), key % self.columns, value,
+            len(new), np.array(self._row_lower[first:]), np.array(self._row_upper[first:]), len(column),
+            starts, column, value,
         )  # fmt: skip
-        return highs
+        return highs, kinds
 
 
-def certified_bound(
-    dual: np.ndarray, starts: np.ndarray, rows: np.ndarray, values: np.ndarray, cost: np.ndarray, lower: np.ndarray,
-    upper: np.ndarray, row_lower: np.ndarray, row_upper: np.ndarray,
-) -> float:  # fmt: skip
+def _instance(program: LinearProgram, integer: np.ndarray | None) -> highspy.Highs:
+    model = highspy.HighsLp()
+    model.num_col_, model.num_row_ = len(program.cost), len(program.row_lower)
+    model.col_cost_, model.col_lower_, model.col_upper_ = program.cost, program.lower, program.upper
+    model.row_lower_, model.row_upper_ = program.row_lower, program.row_upper
+    model.a_matrix_.format_ = highspy.MatrixFormat.kColwise
+    model.a_matrix_.start_, model.a_matrix_.index_ = program.starts, program.rows
+    model.a_matrix_.value_ = program.values
+    if integer is not None:
+        kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
+        model.integrality_ = [kinds[int(flag)] for flag in integer]
+    highs = _QuietHighs()
+    highs.passModel(model)
+    return highs
+
+
+def certified_bound(dual: np.ndarray, program: LinearProgram) -> float:
     """Lower bound of min cost x from *any* row multipliers `dual` [rows] (Neumaier and Shcherbina, 2004, section 3).
 
     sum over rows of the smaller of dual * row_lower and dual * row_upper plus, over columns, the minimum of the reduced
     cost over the column's bounds. Solver tolerances make it a little lower, never wrong (up to rounding).
     """
     multiplier = dual.copy()
-    multiplier[(multiplier > 0) & ~np.isfinite(row_lower)] = 0.0
-    multiplier[(multiplier < 0) & ~np.isfinite(row_upper)] = 0.0
-    side = np.where(multiplier > 0, row_lower, row_upper)
-    column = np.repeat(np.arange(len(cost)), np.diff(starts))
-    reduced = cost - np.bincount(column, weights=values * multiplier[rows], minlength=len(cost))
-    rest = np.where(reduced > 0, reduced * lower, reduced * upper)
+    multiplier[(multiplier > 0) & ~np.isfinite(program.row_lower)] = 0.0
+    multiplier[(multiplier < 0) & ~np.isfinite(program.row_upper)] = 0.0
+    side = np.where(multiplier > 0, program.row_lower, program.row_upper)
+    weights = program.values * multiplier[program.rows]
+    reduced = program.cost - np.bincount(program.columns, weights=weights, minlength=len(program.cost))
+    rest = np.where(reduced > 0, reduced * program.lower, reduced * program.upper)
     return float(np.sum(multiplier[multiplier != 0] * side[multiplier != 0]) + np.sum(rest))

@@ -67,9 +67,10 @@ class StepLp:
                 "moments": sum(len(c.blocks[-1][1].moments.places) for c in self._classes)}  # fmt: skip
 
     def solve(self, time_limit_s: float, threads: int) -> Answer:
-        afresh = self._has_new_kinds_of_rows and self._model.columns > INTERIOR_POINT_COLUMNS * len(self._classes)
+        above = INTERIOR_POINT_COLUMNS * len(self._classes) if self._has_new_kinds_of_rows else float("inf")
         self._has_new_kinds_of_rows = False
-        return self._model.solve(time_limit_s=time_limit_s, threads=threads, interior_point=afresh)
+        return self._model.solve(time_limit_s=time_limit_s, threads=threads, one_of_each=True,
+                                 interior_point_above=above)  # fmt: skip
 
     def whole_columns(self) -> np.ndarray:
         """Shares that are 0 or 1 on a device in a micro-batch (docs/bounds.md, section 3, point 12): of what that
@@ -224,7 +225,7 @@ class StepLp:
         block = add_block(model, gaps, member.spec, first.moments, resting, self.unit, self._longest, first_block=False)
         end = int(model.add_columns(1, 0.0, self._longest, cost=1.0)[0])
         model.add_row(0.0, INFINITY, (end, 1.0), (block.end_time, -1.0))
-        answer = model.solve(time_limit_s=time_limit_s, threads=threads)
+        answer = model.solve(time_limit_s=time_limit_s, threads=threads, one_of_each=True)
         return max(answer.bound * self.unit.time_s, float(gaps.slot_s.sum()))
 
     def binding(self, answer: Answer) -> str:
