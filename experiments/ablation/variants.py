@@ -23,7 +23,8 @@ from tmojax.planners.gradient import (
     state_moved,
     steps_for,
 )
-from tmojax.planners.local_search import Guide, SearchSettings, _Moves, local_search, search_from_two
+from tmojax.planners.local_search import SearchSettings, local_search, search_from_two
+from tmojax.planners.moves import Guide, Moves
 from tmojax.planners.peers_and_codecs import find_lenders
 from tmojax.planners.selection import FACTORS, LinkLimit, host_users, select
 from tmojax.planners.workbench import Candidate, Workbench
@@ -199,7 +200,7 @@ class Annealing(Variant):
         if not starts:
             return
         rng = np.random.default_rng(seed)
-        moves = _Moves(bench, rng)
+        moves = Moves(bench, rng)
         current, begin_s = starts[0].candidate, bench.spent_s()
         while (now_s := bench.spent_s()) < self.budget_s:
             cooled = (now_s - begin_s) / max(1e-9, self.budget_s - begin_s)

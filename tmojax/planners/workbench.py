@@ -47,7 +47,7 @@ def readdress(
     moved = rows.copy()
     for name in ("memory", "to_memory"):
         moved[name] = table[moved[name] + 1]
-    return moved, tuple(replace(p, memories=tuple(to.get(m, m) for m in p.memories)) for p in initial)
+    return moved, tuple(Placement(p.tensor, tuple([to.get(m, m) for m in p.memories])) for p in initial)
 
 
 def _runs(schedule: Schedule, coordination: Coordination) -> bool:
