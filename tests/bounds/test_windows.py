@@ -23,6 +23,7 @@ from tmojax.problem import (
     ListBuilder,
     Op,
     Phase,
+    Placement,
     Problem,
     Program,
     Schedule,
@@ -210,3 +211,71 @@ def test_bound_is_below_every_schedule_of_more_micro_batches(capsys):
     ratios.sort()
     with capsys.disabled():
         print(f"\n{len(ratios)} cases; best / bound: median {ratios[len(ratios) // 2]:.3f}, worst {ratios[-1]:.3f}")
+
+
+def state_comes_back(gpus: int) -> tuple[Problem, Schedule]:
+    """`table` (100 B) cannot be there before `peak` has ended, and the update reads it; gradients are synchronised over
+    the link that it comes in by. And a schedule."""
+    tensors = (
+        Tensor("a", 100, TensorKind.ACTIVATION),
+        Tensor("sum", 10, TensorKind.GRADIENT, Lifetime.STATE),
+        Tensor("table", 100, TensorKind.OPTIMIZER_STATE, Lifetime.STATE),
+    )
+    ops = (
+        Op("first", Phase.FORWARD, 3.0, writes=(0,), recomputable=False),
+        Op("peak", Phase.BACKWARD, 1.0, reads=(0,), updates=(1,), recomputable=False),
+        Op("reduce", Phase.COLLECTIVE, 0.0, updates=(1,), recomputable=False, step_op=True, collective="reduce"),
+        Op("update", Phase.OPTIMIZER, 0.001, reads=(2,), updates=(1,), recomputable=False, step_op=True),
+    )
+    devices = tuple(range(gpus))
+    collective = Collective("reduce", CollectiveKind.ALL_REDUCE, 300, devices)
+    workload = Workload("back", (Program("p", tensors, ops),), (0,) * gpus, 1, "synthetic", (collective,))
+    problem = Problem("back", workload, shared_path(gpus, 110, 100.0, peers=True), MOVE)
+    lists = []
+    for device in devices:
+        build = ListBuilder()
+        build.compute(0, 0)
+        build.compute(1, 0)
+        build.release(0, 0, device + 1)
+        build.collective(2, 0)
+        build.prefetch(2, 0, 0, device + 1)
+        build.compute(3, 0)
+        build.release(2, 0, device + 1)
+        lists.append(build.build())
+    placed = tuple((Placement(1, (device + 1,)), Placement(2, (0,))) for device in devices)
+    turns = tuple(LinkPolicy(LinkPolicyKind.FCFS) for _ in problem.machine.links)
+    return problem, Schedule(tuple(lists), placed, turns)
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 3, 4])
+def test_state_comes_in_beside_the_synchronisation_by_hand(gpus):
+    problem, schedule = state_comes_back(gpus)
+    link = next(i for i, link in enumerate(problem.machine.links) if link.name == "in")
+    loads = problem.machine.collective_loads(CollectiveKind.ALL_REDUCE, tuple(range(gpus)))
+    expected = 3.0 + 1.0 + (gpus * 100 + loads.get(link, 0.0) * 300) / 100.0
+    assert check(problem, schedule).valid, check(problem, schedule).text()
+    report = bound(problem)
+    assert expected <= report.bound_s * (1 + 1e-9)
+    assert report.bound_s <= simulate(problem, schedule).step_s <= expected + 0.0011
+
+
+def test_state_that_rests_in_one_micro_batch_and_not_in_the_next_by_hand():
+    # While `peak` runs, `a` is gone and written again by `wide` in 1 s, or `moment` is away, which takes 6 s.
+    tensors = (
+        Tensor("a", 100, TensorKind.ACTIVATION),
+        Tensor("moment", 100, TensorKind.OPTIMIZER_STATE, Lifetime.STATE),
+    )
+    ops = (
+        Op("wide", Phase.FORWARD, 1.0, writes=(0,)),
+        Op("peak", Phase.FORWARD, 1.0, workspace_bytes=100, recomputable=False),
+        Op("last", Phase.BACKWARD, 1.0, reads=(0,), recomputable=False),
+        Op("update", Phase.OPTIMIZER, 0.001, reads=(1,), recomputable=False, step_op=True),
+    )
+    workload = Workload("rests", (Program("p", tensors, ops),), (0,), 2, "synthetic")
+    report = bound(Problem("rests", workload, shared_path(1, 200, 100 / 6), BOTH))
+    # Shares y0, y1 of `moment` are away when the peaks end. After the second one there are 1 s of `last` and 1 - y1 s
+    # of `wide` to bring it in, and between the two 4 - y0 s: 6 y1 <= 2 - y1, 6 (y0 - y1) <= 4 - y0.
+    y1 = 2 / 7
+    y0 = (4 + 6 * y1) / 7
+    in_parts = next(part.step_s for part in report.parts if part.name == "windows")
+    assert in_parts == pytest.approx(6.0 + (1 - y0) + (1 - y1) + 0.001, rel=1e-6)

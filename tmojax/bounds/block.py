@@ -34,12 +34,12 @@ class Units:
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Columns of one block, of what `gaps` says at `moments`: out, into [J + 1] cumulative bytes that have crossed by
+    """Columns of one block of what `gaps` says at `moments`: out, into [J + 1] cumulative bytes that have crossed by
     each moment and by the end of the block; time [J + 1]: of the moments, and of the end, from the start of the block.
-    moved, again [I]: columns of the moved and of the recomputed share of each gap (-1: none); what comes in behind the
-    block is no part of `into`. left: (tensor, slot that made it) -> column of the share of this version that is in
-    `out`. most_in [J + 1]: bytes, which come in after each moment and by the end at most. gone: columns of whole
-    tensors at moments, where asked for.
+    moved, again [I]: columns of the moved and of the recomputed share of each gap (-1: none); of what comes in behind
+    the block only state that rests is part of `into`. left: (tensor, slot that made it) -> column of the share of this
+    version that is in `out`. most_in [J + 1]: bytes, which come in after each moment and by the end at most. gone:
+    columns of whole tensors at moments, where asked for.
     """
 
     gaps: Gaps
@@ -178,6 +178,7 @@ def add_block(
     living, dead = (after[np.searchsorted(after, first)] + 1 for after in demanded)
     begin = np.minimum(np.where(gaps.lives, living, dead), count)
     extra = _recompute_time(model, gaps, unit, begin, np.minimum(run_last, count), again, count)
+    into = _with_late_state(model, into, rest.into)
     time = _add_time(model, gaps, device, unit, moments, (out, rest.out), (into,), extra, longest)
     return Block(gaps, moments, out, into, time, moved, again, left, most_in, np.concatenate(gone), rest)
 
@@ -210,6 +211,17 @@ def _add_whole(model, whole: np.ndarray, out: np.ndarray, into: np.ndarray, tota
     for j in np.flatnonzero(whole):
         model.add_row(whole[j], INFINITY, (all_out[j], 1.0))
     return all_out, all_in
+
+
+def _with_late_state(model, into: np.ndarray, of_late_state: np.ndarray) -> np.ndarray:
+    """Columns of what both say together."""
+    if not len(of_late_state):
+        return into
+    most = model.most(int(into[-1])) + model.most(int(of_late_state[-1]))
+    together = model.add_columns(len(into), 0.0, most)
+    for j, column in enumerate(together):
+        model.add_row(0.0, 0.0, (column, 1.0), (into[j], -1.0), (of_late_state[j], -1.0))
+    return together
 
 
 def copies_out(model, gaps, pays, moved):

@@ -74,6 +74,8 @@ class ClassColumns:
             # What moves as a whole may be back before its gap begins, but not before it was made.
             since = np.where(gaps.host[inner] == Host.COPY_OUT, gaps.made[inner], gaps.start[inner])
             first = min(first, float(np.where(since >= 0, ends[since], 0.0).min()))
+        if enters and len(block.resting.into):
+            first = 0.0
         return first
 
 

@@ -8,8 +8,9 @@ import numpy as np
 from tmojax.bounds.collective_bytes import collective_bytes_after, links_with_collectives
 from tmojax.bounds.columns import ClassColumns, StepRows
 from tmojax.bounds.device_classes import shared_links
-from tmojax.bounds.highs import INFINITY
+from tmojax.bounds.highs import INFINITY, Answer
 from tmojax.bounds.resting import shared_transfer
+from tmojax.bounds.windows import VIOLATED, Side, sides_of
 from tmojax.problem import Problem
 
 
@@ -82,19 +83,16 @@ def _add_ends(
     every = max(1, len(after) // 24)  # neighbouring moments say nearly the same
     for j in range((len(after) - 1) % every, len(after), every):
         collective = float(after[j]) / rows.unit.size_bytes
-        flows: list[tuple[int, float]] = []
+        flows = _still_out(member, j) if leaves else []
         limited: list[tuple[int, float]] = []  # of these no device counts more than `most`
         most = 0.0
-        if leaves:
-            flows += [(int(end.out[-1]), 1.0), (int(end.out[j]), -1.0)]
         if enters:
-            comes = [(int(end.into[-1]), 1.0), (int(end.into[j]), -1.0)]
+            comes = _still_in(member, j)
             if end.most_in[j] < INFINITY:
                 limited, most = comes, float(end.most_in[j])
             else:
                 flows += comes
-        if leaves and member.late >= 0 and j < len(after) - 1 and end.moments.slots[j] <= gaps.late_change \
-                and end.moments.places[j] % 2 == 0:  # fmt: skip
+        if leaves and _before_late_change(member, j):
             limited, most = [*limited, (member.late, 1.0)], most + late
         tail = 0.0 if leaves or collective else min(use_s, float(rest_s[j])) / rows.unit.time_s
         label = f"link {name} after a moment of the last micro-batch of {member.name}"
@@ -105,3 +103,63 @@ def _add_ends(
         for time, out in zip(first.time[::every], first.resting.out[::every], strict=True):
             for slope, offset in shared_transfer(sharing, late, rate):
                 rows.model.add_row(offset, INFINITY, (int(time), 1.0), (int(out), -slope))
+
+
+def _still_out(member: ClassColumns, j: int) -> list[tuple[int, float]]:
+    """Bytes that go out between moment j of the last micro-batch and its end."""
+    out = member.blocks[-1][1].out
+    return [(int(out[-1]), 1.0), (int(out[j]), -1.0)]
+
+
+def _still_in(member: ClassColumns, j: int) -> list[tuple[int, float]]:
+    into = member.blocks[-1][1].into
+    return [(int(into[-1]), 1.0), (int(into[j]), -1.0)]
+
+
+def _before_late_change(member: ClassColumns, j: int) -> bool:
+    """Whether what `late` counts goes out after moment j of the last micro-batch."""
+    moments = member.blocks[-1][1].moments
+    return (member.late >= 0 and j < len(moments.places) and int(moments.slots[j]) <= member.gaps.late_change
+            and int(moments.places[j]) % 2 == 0)  # fmt: skip
+
+
+def add_last_windows(
+    problem: Problem, rows: StepRows, classes: list[ClassColumns], answer: Answer, most: int = 12
+) -> int:
+    """Add, for every shared link, the `most` windows from a moment of the last micro-batch to the end of the step which
+    the values of `answer` violate most, collectives included; their number.
+
+    Classes are matched by the least time from the start of the step to the moment.
+    """
+    added = 0
+    for link in sorted(shared_links(problem)):
+        if sides := sides_of(link, classes):
+            added += _add_last(problem, rows, link, sides, answer, most)
+    return added
+
+
+def _add_last(problem: Problem, rows: StepRows, link: int, sides: list[Side], answer: Answer, most: int) -> int:
+    spec = problem.machine.links[link]
+    rate = rows.unit.rate(spec.bandwidth_bytes_per_s)
+    starts = [member.last_starts_s() for member, *_ in sides]
+    collectives = [collective_bytes_after(problem, link, member.spec.devices, member.gaps,
+                                          member.blocks[-1][1].moments.slots) for member, *_ in sides]  # fmt: skip
+    found = []
+    for begin_s in np.unique(np.concatenate(starts)):
+        terms: list[tuple[int, float]] = []
+        size_bytes = 0.0
+        for (member, leaves, enters), start_s, after in zip(sides, starts, collectives, strict=True):
+            j = int(np.searchsorted(start_s, begin_s))  # the first moment that is no earlier
+            size_bytes = max(size_bytes, float(after[j]))
+            flows = [*(_still_out(member, j) if leaves else ()), *(_still_in(member, j) if enters else ())]
+            if leaves and _before_late_change(member, j):
+                flows.append((member.late, 1.0))
+            terms += [(column, -float(member.sharing(link)) * value) for column, value in flows]
+        least = float(begin_s) / rows.unit.time_s * rate + size_bytes / rows.unit.size_bytes
+        value = (least - sum(v * answer.values[c] for c, v in terms)) / rate
+        found.append((value, float(begin_s), least, terms))
+    limit = answer.values[rows.step] * VIOLATED
+    chosen = [one for one in sorted(found, key=lambda one: -one[0])[:most] if one[0] > limit]
+    for _, begin_s, least, terms in chosen:
+        rows.add(f"link {spec.name} from {begin_s:.4f} s after the start on", rate, least, terms)
+    return len(chosen)

@@ -128,6 +128,10 @@ class LinearModel:
         self._row_upper.append(upper)
         return row
 
+    def most(self, column: int) -> float:
+        """The upper bound of a column."""
+        return float(np.concatenate(self._upper)[column])
+
     def column_arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """(lower, upper, cost, integer), each [columns]."""
         if not self.columns:

@@ -13,7 +13,7 @@ from tmojax.bounds.block import copies_out
 from tmojax.bounds.gaps import Gaps, Host
 from tmojax.bounds.highs import INFINITY, LinearModel
 from tmojax.bounds.moments import choose_moments
-from tmojax.bounds.resting import Resting
+from tmojax.bounds.resting import NOTHING_RESTS, Resting
 from tmojax.bounds.step_bytes import step_bytes
 from tmojax.bounds.whole import SEARCH_SHARE
 
@@ -97,4 +97,4 @@ def _add_block(model: LinearModel, gaps: Gaps, capacity_bytes: int, rests: np.nd
     goes, comes = outgoing >= 0, pick & (gaps.end < slots)
     model.add_row(0.0, 0.0, (out, -1.0), (outgoing[goes], size[goes]))
     model.add_row(0.0, 0.0, (into, -1.0), (moved[comes], size[comes]))
-    return _Bytes(gaps, out, into, moved, again, left, Resting(np.zeros(0, np.int64), np.zeros(0, np.int64), -1, 0.0))
+    return _Bytes(gaps, out, into, moved, again, left, NOTHING_RESTS)

@@ -48,6 +48,7 @@ def step_bytes(
     last = read[-1]
     late_out: list[tuple[int, float]] = []  # what goes out in the step, without what `out` of the last block has
     late_left: list[tuple[int, float]] = []
+    back: list[tuple[int, float]] = []  # late state that comes in without being away when the last micro-batch begins
     for tensor in sorted(gone.keys() | shares.keys()):
         used, one = gone.get(tensor, []), size[tensor] / unit_bytes
         rests = [(shares[tensor], 1.0)] if tensor in shares else []
@@ -60,7 +61,7 @@ def step_bytes(
             excess = int(model.add_columns(1, 0.0, float(micro_batches))[0])
             for more in (tails, rests) if rests else (tails,):
                 model.add_row(0.0, INFINITY, (excess, 1.0), *((c, -n) for c, n in more), *heads)
-            in_terms.append((excess, one))
+            (back if tensor in shares and last.late[tensor] else in_terms).append((excess, one))
         if not last.dirty[tensor]:
             continue
         # Copies out of the version that passes from one micro-batch, or step, to the next: `left` is in `out`.
@@ -78,6 +79,12 @@ def step_bytes(
         if last.late[tensor]:
             late_out += [(copies, one), *((c, -one) for c, _ in left)]
             late_left += [(c, one) for c, _ in left]
+    if back:
+        # `into` of the blocks has some of it.
+        more = int(model.add_columns(1, 0.0, float(micro_batches) * sum(one for _, one in back))[0])
+        rested = [(int(block.resting.into[-1]), float(n)) for n, block in blocks if len(block.resting.into)]
+        model.add_row(0.0, INFINITY, (more, 1.0), *rested, *((c, -one) for c, one in back))
+        in_terms.append((more, 1.0))
     fixed_in = (micro_batches * last.input_bytes + last.step_input_bytes) / unit_bytes
     late, first = -1, blocks[0][1].resting
     if first.late_out >= 0:

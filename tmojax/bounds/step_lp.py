@@ -16,12 +16,13 @@ from tmojax.bounds.collective_bytes import collective_bytes, links_with_collecti
 from tmojax.bounds.columns import ClassColumns, StepRows
 from tmojax.bounds.critical_path import CriticalPath, critical_paths, shortest
 from tmojax.bounds.device_classes import DeviceClass, device_classes, shared_links
-from tmojax.bounds.ends import add_ends, add_path
+from tmojax.bounds.ends import add_ends, add_last_windows, add_path
 from tmojax.bounds.gaps import Gaps, find_gaps
 from tmojax.bounds.highs import INFINITY, Answer, LinearModel
 from tmojax.bounds.inputs import mean_first_input_s
 from tmojax.bounds.least_bytes import least_bytes
 from tmojax.bounds.moments import choose_moments
+from tmojax.bounds.resting import add_rest, add_seams
 from tmojax.bounds.step_bytes import step_bytes
 from tmojax.bounds.whole import moves_whole
 from tmojax.bounds.windows import add_long_windows, add_short_windows
@@ -57,9 +58,10 @@ class StepLp:
         self._least_s: list[float] | None = None
         self._has_new_kinds_of_rows = True
         # Fewer moments where there is more of everything else: a lower bound, but one that is ready in time.
-        tight = int(np.clip(50 * 1800 / max(sum(len(gaps[0].tensor) for _, gaps, _ in read), 1), 16, 80))
+        gaps = max(sum(len(gaps[0].tensor) for _, gaps, _ in read), 1)
+        tight, exact = int(np.clip(50 * 1800 / gaps, 16, 80)), int(np.clip(4 * 1000 / gaps, 1, 4))
         self._read = [gaps for _, gaps, _ in read]
-        self._classes = [self._add_class(*one, tight) for one in read]
+        self._classes = [self._add_class(*one, tight, exact) for one in read]
         self._add_links()
 
     def size(self) -> dict[str, int]:
@@ -118,20 +120,22 @@ class StepLp:
         )
         return 2.0 * (total_s + loads) / self.unit.time_s
 
-    def _add_class(self, spec: DeviceClass, read: list[Gaps], path: CriticalPath, tight: int) -> ClassColumns:
+    def _add_class(self, spec: DeviceClass, read: list[Gaps], path: CriticalPath, tight: int,
+                   exact: int) -> ClassColumns:  # fmt: skip
         model, count = self._model, self._micro_batches
         resting = sorted({int(tensor) for gaps in read for tensor in gaps.resting})
         shares = dict(zip(resting, map(int, model.add_columns(len(resting))), strict=True))
         # The first and the last micro-batch have their own decisions, because windows of time begin and end in them.
         repeats = [1] if count == 1 else [1, 1] if count == 2 else [1, count - 2, 1]
         # Of the earlier ones all have the same gaps and moments.
-        moments = [choose_moments(gaps, spec.capacity_bytes, tight) for gaps in read]
+        moments = [choose_moments(gaps, spec.capacity_bytes, tight, exact) for gaps in read]
         blocks = tuple(
             (n, add_block(model, gaps, spec, at, np.array([shares[int(t)] for t in gaps.resting], np.int64), self.unit,
                           self._longest, first_block=place == 0, whole=self._whole and n == 1))
             for place, (n, gaps, at) in enumerate(zip(repeats, [read[0]] * (len(repeats) - 1) + [read[-1]],
                                                       [moments[0]] * (len(repeats) - 1) + [moments[-1]], strict=True))
         )  # fmt: skip
+        add_seams(model, blocks, self.unit.size_bytes)
         gaps = read[-1]
         out_terms, in_terms, fixed_in, late = step_bytes(model, self.unit.size_bytes, read, blocks, shares, count)
         # No more than what everything moving all the time would take.
@@ -197,6 +201,7 @@ class StepLp:
         others."""
         self._has_new_kinds_of_rows = True
         for member in self._classes:
+            add_rest(self._model, member.blocks, self.unit.size_bytes)
             add_path(self._rows, member, mean_first_input_s(self._problem, member.spec.devices))
             add_ends(self._problem, self._rows, member)
 
@@ -206,6 +211,7 @@ class StepLp:
         The least time of a micro-batch is solved for once, and only if short windows may matter.
         """
         added = add_long_windows(self._problem, self._rows, self._classes, answer)
+        added += add_last_windows(self._problem, self._rows, self._classes, answer)
         if self._micro_batches == 1:
             return added
         if self._least_s is None:
