@@ -2,9 +2,10 @@
 
 Where state does not fit, what has to move is a question of whole tensors: while one is updated, others must be away
 for it, so that the best choice is a packing, which rules for all state alike miss by far. Besides the plan given,
-choices that move the fewest bytes at all (lists are decoded, not simulated) and the best plan in a few numbers
-(`tmojax.planners.state_outline`) are starts of a search on the exact simulator: blocks of one kind of state in the
-order of their updates, from coarse to fine, then, from the best, random changes and exchanges.
+choices in which no more is elsewhere than has to (`tmojax.planners.state_levels`), choices that move the fewest bytes
+at all (lists are decoded, not simulated) and the best plan in a few numbers (`tmojax.planners.state_outline`) are
+starts of a search on the exact simulator: blocks of one kind of state in the order of their updates, from coarse to
+fine, then, from the best, random changes and exchanges.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 
 from tmojax.errors import InputError
 from tmojax.planners.ratio import fair_rate
+from tmojax.planners.state_levels import StateLevels
 from tmojax.planners.state_outline import best_outline
 from tmojax.planners.sweep import sweep
 from tmojax.planners.workbench import Candidate, Workbench
@@ -28,7 +30,7 @@ from tmojax.relax.decode import DoesNotFit
 
 SINGLE = 1 / 64  # of all state: larger tensors are decided alone, smaller ones with others of their kind and update
 NEGLIGIBLE = 1e-3  # of the largest unit: units below are not decided at all
-FEW = 60  # simulations: too few for more than one start
+FEW = 240  # simulations: too few for more than one start
 AGAIN_AFTER = 60  # simulations without a better plan, the random changes start from the best one again
 
 
@@ -108,6 +110,13 @@ class StateMoves:
         self.families = {d: state_families(bench.problem, bench.view(d)) for d in sorted(set(bench.device_class))}
         self._class = bench.device_class
 
+    @property
+    def resting(self) -> dict[int, list[np.ndarray]]:
+        """Units that no micro-batch uses, of every class of devices that has such."""
+        found = {device: [unit for family in families if family.resting for unit in family.units]
+                 for device, families in self.families.items()}  # fmt: skip
+        return {device: units for device, units in found.items() if units}
+
     def propose(self, rng: np.random.Generator, device: int, decision: DeviceDecision) -> DeviceDecision:
         """`decision` with the state of one unit or run changed, and often of further ones; itself without state."""
         families = self.families[self._class[device]]
@@ -147,24 +156,27 @@ def improve_state(
 ) -> Candidate:
     """`start` with state somewhere else, and coordinated anew, if that is faster; never slower. Deterministic.
 
-    Of steps so large that only a few plans can be simulated, only the blocks of `start` itself are tried.
+    Of steps so large that only some hundred plans can be simulated, only the blocks of the fastest start are tried.
     """
     settings = settings or StateSettings()
     moves = StateMoves(bench)
     if Action.OFFLOAD not in bench.problem.actions or not any(moves.families.values()):
         return start
-    rows = max(1, sum(len(rows) for rows in start.schedule.lists))
-    evaluations = min(settings.evaluations, max(8, settings.instructions // rows))
-    searches = [_Search(bench, moves, start)]
+    before = bench.simulations
+    search = _Search(bench, moves, start)
+    search.consider(StateLevels(bench, moves.resting, start).search())
+    rows = max(1, sum(len(rows) for rows in search.best.schedule.lists))
+    evaluations = min(settings.evaluations, settings.instructions // rows) - (bench.simulations - before)
     if evaluations < FEW:
-        searches[0].blocks(evaluations)
-        return searches[0].best
-    if _moves_state(bench.problem, start):
-        tries = (few_bytes(bench, moves, start.decisions, settings, seed + n) for n in range(settings.starts))
+        search.blocks(max(8, evaluations // 2))
+        return search.best
+    searches = [search]
+    if _moves_state(bench.problem, search.best):
+        tries = (few_bytes(bench, moves, search.best.decisions, settings, seed + n) for n in range(settings.starts))
         light = [found for found in (sweep(bench, tried) for tried in tries) if isinstance(found, Candidate)]
         if light:
             searches.append(_Search(bench, moves, min(light, key=lambda plan: plan.step_s)))
-    outline = best_outline(bench, start, evaluations // 4)  # of which many do not fit and are not simulated
+    outline = best_outline(bench, search.best, evaluations // 4)  # of which many do not fit and are not simulated
     if outline is not None:
         evaluations -= evaluations // 4
         searches.append(_Search(bench, moves, outline))
@@ -253,8 +265,8 @@ class _Search:
     def __init__(self, bench: Workbench, moves: StateMoves, start: Candidate) -> None:
         self.bench, self.moves, self.best = bench, moves, start
 
-    def consider(self, found: Candidate | DoesNotFit) -> bool:
-        if isinstance(found, DoesNotFit) or not found.step_s < self.best.step_s * (1 - 1e-9):
+    def consider(self, found: Candidate | DoesNotFit | None) -> bool:
+        if not isinstance(found, Candidate) or not found.step_s < self.best.step_s * (1 - 1e-9):
             return False
         self.best = found
         return True
