@@ -5,6 +5,7 @@ from tmojax.execute.jitted_chain import explicit_step, named_chain, planner_for_
 from tmojax.execute.jitted_names import NamedPlan, named_modules, planner_for
 from tmojax.execute.jitted_scans import named_scan_inputs, scan_in_segments
 from tmojax.execute.jitted_step import JittedStep, jitted_step
+from tmojax.execute.joined import Segment, segments_text
 from tmojax.execute.measured import (
     MeasuredTimes,
     compare,
@@ -20,6 +21,7 @@ __all__ = [
     "MeasuredTimes",
     "NamedPlan",
     "PlannedStep",
+    "Segment",
     "StepResult",
     "compare",
     "comparison_text",
@@ -31,6 +33,7 @@ __all__ = [
     "planner_for",
     "planner_for_chain",
     "scan_in_segments",
+    "segments_text",
     "with_measured_durations",
     "write_measured_trace",
 ]

@@ -22,6 +22,7 @@ from tmojax.check import check
 from tmojax.config import FileWorkload, RunConfig, load_config
 from tmojax.errors import InfeasibleError, InputError, TmojaxError
 from tmojax.execute.compiled_step import CompiledStep
+from tmojax.execute.joined import segments_text
 from tmojax.execute.measured import (
     MeasuredTimes,
     compare,
@@ -98,6 +99,7 @@ def _run(config: RunConfig, steps: int, measure: bool, out: Path) -> None:
         result = step.step(batches)
         print(f"step {number}: loss {result.loss:.6g}")
     assert result is not None
+    print(segments_text(problem, step.segments))
     for device, counts in enumerate(result.memory):
         for memory, count in zip(problem.machine.memories, counts, strict=True):
             if count.counted_peak_bytes:

@@ -6,7 +6,7 @@ that plans leave room for it and the runtime keeps what they promise. Compile on
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
@@ -17,9 +17,11 @@ import tmojax.jax_setup  # noqa: F401
 from tmojax.errors import InputError
 from tmojax.execute.collectives import AllReduce
 from tmojax.execute.functions import StepFunctions
-from tmojax.execute.segments import Compiled, SegmentCompiler, array_bytes
+from tmojax.execute.segments import Compiled, Run, SegmentCompiler, array_bytes
 from tmojax.importers.jax_importer import ImportedStep
 from tmojax.problem import Program, Workload
+
+POINTER_BYTES = 8
 
 
 class CompiledStep:
@@ -50,40 +52,40 @@ class CompiledStep:
         programs = list(self._imported.programs)
         for number, compiler in self._compilers.items():
             devices = [d for d, p in zip(self.devices, self._imported.device_program, strict=True) if p == number]
-            compiler.compile_ops(self._own_ops(number), devices)
+            compiler.compile_ahead(
+                ((Run(op, 0),), None, device) for op in self._own_ops(number) for device in devices
+            )  # fmt: skip
         for device, program in enumerate(self._imported.device_program):
             programs[program] = self._with_workspace(programs[program], device)
         return replace(self._imported, programs=tuple(programs))
 
     def _with_workspace(self, program: Program, device: int) -> Program:
-        ops = tuple(
-            replace(op, workspace_bytes=max(op.workspace_bytes, self.workspace_bytes(device, index)))
-            for index, op in enumerate(program.ops)
-        )
-        return replace(program, ops=ops)
+        # Ops that are joined return more arrays than one, and the compiler allocates a table of pointers to them.
+        table_bytes = POINTER_BYTES * len(program.tensors)
+        ops = []
+        for index, op in enumerate(program.ops):
+            needed = self.workspace_bytes(device, index) + (0 if op.collective else table_bytes)
+            ops.append(replace(op, workspace_bytes=max(op.workspace_bytes, needed)))
+        return replace(program, ops=tuple(ops))
 
     @property
     def program_count(self) -> int:
-        """Different programs that are compiled for a device, summed over the programs of the workload."""
-        return sum(compiler.distinct(self._own_ops(number)) for number, compiler in self._compilers.items())
+        """Different ops that are compiled for a device, summed over the programs of the workload."""
+        return sum(
+            compiler.distinct(((Run(op, 0),), None) for op in self._own_ops(number))
+            for number, compiler in self._compilers.items()
+        )
 
     def _own_ops(self, program: int) -> list[int]:
         return [index for index, op in enumerate(self._imported.programs[program].ops) if not op.collective]
 
+    def compiler(self, device: int) -> SegmentCompiler:
+        """Compiles segments of a device's program."""
+        return self._compilers[self._imported.device_program[device]]
+
     def op(self, device: int, op: int, micro_batch: int = 0) -> Compiled:
         """The program of one op on one device."""
-        compiler = self._compilers[self._imported.device_program[device]]
-        return compiler.compile_op(op, micro_batch, self.devices[device])
-
-    @cached_property
-    def segments(self) -> tuple[Mapping[tuple[int, int], Compiled], ...]:
-        """Every op of every micro-batch, per device: {(op, micro-batch): compiled}."""
-        found = []
-        for device in range(len(self.devices)):
-            ops = self._imported.program(device).ops
-            runs = [(op, k) for op, k in self._imported.sequence(device) if not ops[op].collective]
-            found.append({(op, k): self.op(device, op, k) for op, k in runs})
-        return tuple(found)
+        return self.compiler(device).compile((Run(op, micro_batch),), None, self.devices[device])
 
     @cached_property
     def reductions(self) -> dict[str, AllReduce]:

@@ -7,7 +7,7 @@ workspace that the compiler measured. The count is compared with the plan's at e
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from tmojax.errors import TmojaxError
@@ -66,14 +66,21 @@ class Ledger:
         self._counted: list[dict[int, int]] = [{-1: size} for size in initial_bytes]
         self._lock = threading.Lock()
 
-    def make_room(self, memory: int, position: int) -> None:
-        """Wait until everything that stands before `position` in the list has been freed in `memory`."""
+    def make_room(self, memory: int, position: int, own: Collection[int] = ()) -> None:
+        """Wait until everything that stands before `position` in the list has been freed in `memory`.
+
+        `own`: instructions that are about to be dispatched together; what waits for them is not waited for.
+        """
         changes = self._pending[memory]
-        place = self._settled[memory]
+        place = settled = self._settled[memory]
         while place < len(changes) and changes[place].change.position < position:
+            if own and not set(own).isdisjoint(changes[place].change.after_end):
+                place += 1
+                continue
             self._settle(changes[place])
+            settled += place == settled
             place += 1
-        self._settled[memory] = max(self._settled[memory], place)
+        self._settled[memory] = max(self._settled[memory], settled)
 
     def settle(self, position: int) -> None:
         """Wait until the release, retire, lend or reclaim at `position` has taken effect."""

@@ -192,9 +192,11 @@ class _Preparing:
             self.bytes_of(copy) for copy, keep in zip(writes, kept, strict=True) if not keep
         )
         stream = COMPUTE_STREAM if kind is Kind.COMPUTE else COMMUNICATION_STREAM
+        # An op always waits for room, a collective that allocates nothing does not.
+        allocates = (self.memory,) if kind is Kind.COMPUTE or creates or scratch else ()
         node = Node(
             index, kind, (stream,), op_index, micro_batch, again=again, reads=reads, writes=writes, updates=updates,
-            kept=kept, creates=creates, allocates=(self.memory,),
+            kept=kept, creates=creates, allocates=allocates,
         )  # fmt: skip
         self.allocate(index, creates, scratch)
         changed = [*updates, *(copy for copy, keep in zip(writes, kept, strict=True) if keep)]

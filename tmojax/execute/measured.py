@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
@@ -13,8 +15,9 @@ from tmojax.errors import InputError
 from tmojax.execute.lists import prepare_list
 from tmojax.execute.planned_step import StepResult
 from tmojax.problem import COMPUTE_STREAM, Kind, Problem, Schedule
-from tmojax.report.activity import CATEGORIES, DeviceActivity, copy_bytes, read_activity
-from tmojax.report.trace import write_trace
+from tmojax.problem.strict_json import write_text
+from tmojax.report.activity import CATEGORIES, DeviceActivity, copy_bytes, op_label, read_activity
+from tmojax.report.trace import trace
 from tmojax.simulate import Simulation
 
 _TRANSFERS = (Kind.OFFLOAD, Kind.PREFETCH)
@@ -24,6 +27,7 @@ _ON_COMPUTE = (Kind.COMPUTE, Kind.ENCODE, Kind.DECODE)
 class MeasuredTimes:
     """Times of one measured step, seconds from its start; the attributes are those of `tmojax.simulate.Simulation`.
 
+    `programs` [device]: what was dispatched; ops of one program have shares of its time, by their planned durations.
     Instructions without a stream take effect when what they wait for is complete. Rates of links are the average
     rates of the transfers on them; collectives are not among them, because nothing shows which links they took.
     """
@@ -33,6 +37,7 @@ class MeasuredTimes:
         if any(len(s) and np.isnan(s).all() for s in result.start_s):
             raise InputError("result: the step was not measured; call `step(..., measure=True)`")
         self._problem, self._schedule = problem, schedule
+        self.programs = result.segments
         self.start_s = tuple(start_s.copy() for start_s in result.start_s)
         self.end_s = tuple(end_s.copy() for end_s in result.end_s)
         self._meet()
@@ -185,6 +190,28 @@ def comparison_text(rows: tuple[CategoryError, ...]) -> str:
 def write_measured_trace(
     path: str | os.PathLike[str], problem: Problem, schedule: Schedule, measured: MeasuredTimes
 ) -> None:
-    """Write the measured step in the format of `tmojax.report.trace`. Raises InputError when it cannot be written."""
-    times: Any = measured
-    write_trace(path, problem, schedule, times)
+    """Write the measured step in the format of `tmojax.report.trace`. Raises InputError when it cannot be written.
+
+    Ops that ran as one program lie under one slice, which lists them and is all that was measured of them.
+    """
+    simulation = cast(Simulation, measured)
+    found = trace(problem, schedule, simulation)
+    events = found["traceEvents"]
+    first = next((i for i, event in enumerate(events) if event["ph"] != "M"), len(events))
+    events[first:first] = _program_slices(problem, measured)  # ahead of the ops that they contain
+    write_text(path, json.dumps(found, separators=(",", ":"), allow_nan=False) + "\n")
+
+
+def _program_slices(problem: Problem, measured: MeasuredTimes) -> Iterator[dict[str, Any]]:
+    for device, segments in enumerate(measured.programs):
+        for segment in segments:
+            if len(segment.nodes) == 1:
+                continue
+            start = round(float(measured.start_s[device][segment.instructions[0]]) * 1e9)
+            end = round(float(measured.end_s[device][segment.instructions[-1]]) * 1e9)
+            labels = [op_label(problem, device, n.op, n.micro_batch, n.again) for n in segment.nodes]
+            yield {
+                "ph": "X", "pid": device + 1, "tid": 1 + COMPUTE_STREAM, "name": f"{len(labels)} ops", "cat": "segment",
+                "ts": start / 1000, "dur": (end - start) / 1000,
+                "args": {"ops": labels, "temporary_bytes": segment.compiled.workspace_bytes},
+            }  # fmt: skip

@@ -20,6 +20,7 @@ from tmojax.execute.compiled_step import CompiledStep
 from tmojax.execute.file_store import FileCopy, FileStore
 from tmojax.execute.functions import StepFunctions
 from tmojax.execute.host_pool import HostPool, host_sharding
+from tmojax.execute.joined import Segments, joined_segments, single_segments
 from tmojax.execute.ledger import MemoryCount
 from tmojax.execute.lists import RECODINGS, Copy, PreparedList, prepare_list
 from tmojax.execute.step_run import Prepared, StepRun
@@ -37,7 +38,8 @@ class StepResult:
     `values` [device][micro-batch]: the step's other results, in order (for a training step: the loss). `memory`
     [device][memory of the machine]: counted and planned bytes of the device's list. `gradients` [device]: by tensor
     name, as the optimizer saw them (empty unless asked for). `start_s`, `end_s` [device]: seconds of each instruction
-    (NaN unless the step was measured).
+    (NaN unless the step was measured); the time of a segment of several ops is divided by their planned durations.
+    `segments` [device]: what was dispatched.
     """
 
     values: list[list[list[np.ndarray]]]
@@ -45,6 +47,7 @@ class StepResult:
     gradients: list[dict[str, np.ndarray]]
     start_s: list[np.ndarray]
     end_s: list[np.ndarray]
+    segments: Segments
 
     @property
     def loss(self) -> float:
@@ -56,6 +59,7 @@ class PlannedStep:
     """A compiled step that runs by a schedule.
 
     Make it, `load` the state, call `step` as often as wanted. The state lives where the schedule's `initial` says.
+    `segments` [device]: the programs that are dispatched, in list order.
     """
 
     def __init__(
@@ -64,10 +68,13 @@ class PlannedStep:
         problem: Problem,
         plan: PlanFile | Schedule,
         *,
+        segments: str = "joined",
         nvme_folder: str | Path | None = None,
     ) -> None:
         """Prepare a plan of `problem`, whose workload is `compiled.workload`.
 
+        `segments`: "joined" makes one program of the ops between two transfer points, as far as the planned bytes
+        allow; "ops" runs every op as a program of its own, so that all plans give the same bits.
         `nvme_folder`: a folder on the drive, for plans that use the machine's NVMe memory.
 
         Raises InputError for a plan of another problem or step, a plan that the checker rejects, one that does not
@@ -79,6 +86,12 @@ class PlannedStep:
         self._devices, self._functions = compiled.devices, compiled.functions
         require_valid(problem, schedule)
         self._lists = tuple(prepare_list(problem, schedule, d) for d in range(len(self._devices)))
+        if segments not in ("joined", "ops"):
+            raise InputError(f'segments: {segments!r} must be "joined" or "ops"')
+        joined = segments == "joined"
+        self.segments: Segments = (
+            joined_segments(compiled, problem, self._lists) if joined else single_segments(compiled, self._lists)
+        )
         self._places = self._place_memories()
         self._pools = tuple(HostPool(self._devices[one.device], host_peak_bytes(problem, one)) for one in self._lists)
         self._stores = tuple(self._stores_of(one, nvme_folder) for one in self._lists)
@@ -89,7 +102,7 @@ class PlannedStep:
             schedule=schedule,
             lists=self._lists,
             array_bytes=compiled.array_bytes,
-            segments=compiled.segments,
+            segments=self.segments,
             reductions=compiled.reductions,
             recodings=self._recodings,
             encoded_bytes=self._encoded_bytes(),
@@ -170,6 +183,7 @@ class PlannedStep:
             gradients=noted,
             start_s=outcome.start_s,
             end_s=outcome.end_s,
+            segments=self.segments,
         )
 
     def _load_batches(self, batches: Sequence[Sequence[Any]]) -> None:

@@ -5,9 +5,10 @@ Segments with the same computation share one traced function, so that the layers
 
 from __future__ import annotations
 
+import hashlib
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from functools import cached_property
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.extend import core as jex_core
 from jax.sharding import SingleDeviceSharding
 
@@ -26,10 +29,15 @@ Instance = tuple[int, int]  # (tensor, micro-batch instance)
 
 @dataclass(frozen=True)
 class Run:
-    """One op of one micro-batch in a segment."""
+    """One op of one micro-batch in a segment. `dropped`: tensors whose new value nobody takes, because it is there.
+
+    `again`: it ran before, so its results are not wanted.
+    """
 
     op: int
     micro_batch: int
+    dropped: tuple[int, ...] = ()
+    again: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,17 +59,30 @@ class Compiled:
 
 
 @dataclass(frozen=True, eq=False)
-class _Traced:
-    closed: Any
-    donated: tuple[int, ...]
+class _Operands:
+    """Inputs, updates, writes and results of a segment, as in `Compiled`; `pattern`: which of its runs touch what."""
+
     inputs: tuple[Instance, ...]
     updates: tuple[Instance, ...]
     writes: tuple[Instance, ...]
     results: tuple[tuple[int, int], ...]
+    pattern: Hashable
+
+
+@dataclass(frozen=True, eq=False)
+class _Traced:
+    closed: Any
+    donated: tuple[int, ...]
+    made: tuple[int, int]  # outputs before and behind those that are new arrays of the step
 
     @cached_property
     def key(self) -> str:
-        return f"{self.donated} {self.closed.jaxpr}"
+        """Equal for equal computations; of the constants, what they hold."""
+        held = hashlib.sha256()
+        for constant in self.closed.consts:
+            is_key = jnp.issubdtype(constant.dtype, jax.dtypes.prng_key)
+            held.update(np.asarray(jax.random.key_data(constant) if is_key else constant).tobytes())
+        return f"{self.donated} {held.hexdigest()} {self.closed.jaxpr}"
 
 
 class SegmentCompiler:
@@ -70,76 +91,93 @@ class SegmentCompiler:
     def __init__(self, functions: StepFunctions, instance_of: Any) -> None:
         """`instance_of(tensor, op, micro_batch)`: instance number, as in `Workload.instance`."""
         self._functions, self._instance_of = functions, instance_of
-        self._traced: dict[tuple[Run, ...], _Traced] = {}
+        self._traced: dict[Hashable, _Traced] = {}
         self._jitted: dict[str, Any] = {}
-        self._executables: dict[tuple[str, Any], tuple[Any, int]] = {}
+        self._executables: dict[tuple[str, Any], Any] = {}
+        self._workspace_bytes: dict[str, int] = {}
 
-    def compile(self, runs: Sequence[Run], device: Any) -> Compiled:
-        """Compile ops that run one after another on `device`, without anything between them."""
-        traced = self._trace(tuple(runs))
+    def compile(self, runs: Sequence[Run], kept: Set[Instance] | None, device: Any) -> Compiled:
+        """Compile ops that run one after another on `device`, without anything between them.
+
+        `kept`: those of the written instances that the segment returns; None for all.
+        """
+        operands = self._operands(runs, kept)
+        traced = self._trace(runs, operands)
         with _quiet():
-            executable, workspace_bytes = self._executable(traced, device)
-        return Compiled(executable, traced.inputs, traced.updates, traced.writes, traced.results, workspace_bytes)
-
-    def compile_op(self, op: int, micro_batch: int, device: Any) -> Compiled:
-        """Compile one op; other micro-batches of it differ in nothing but the instances."""
-        run = Run(op, micro_batch)
-        compiled = self.compile((Run(op, 0),), device)
-
-        def here(instances: tuple[Instance, ...]) -> tuple[Instance, ...]:
-            return tuple(self._at(run, tensor) for tensor, _ in instances)
-
+            executable = self._executable(traced, device)
         return Compiled(
-            compiled.executable, here(compiled.inputs), here(compiled.updates), here(compiled.writes),
-            tuple((micro_batch, position) for _, position in compiled.results), compiled.workspace_bytes,
+            executable, operands.inputs, operands.updates, operands.writes, operands.results,
+            self._workspace_bytes[traced.key],
         )  # fmt: skip
 
-    def compile_ops(self, ops: Sequence[int], devices: Sequence[Any]) -> None:
-        """Compile ops for all of `devices` ahead, in threads: XLA compiles a program anew for every device."""
-        wanted = {}
-        for op in ops:
-            traced = self._trace((Run(op, 0),))
-            self._jit(traced)
-            wanted.update({(traced.key, device): (traced, device) for device in devices})
+    def workspace_bytes(self, runs: Sequence[Run], kept: Set[Instance] | None, device: Any) -> int:
+        """`Compiled.workspace_bytes`, compiled for `device` unless it is known from another one."""
+        traced = self._trace(runs, self._operands(runs, kept))
+        if traced.key not in self._workspace_bytes:
+            with _quiet():
+                self._executable(traced, device)
+        return self._workspace_bytes[traced.key]
+
+    def compile_ahead(self, wanted: Iterable[tuple[Sequence[Run], Set[Instance] | None, Any]]) -> None:
+        """Compile (runs, kept, device) ahead, in threads: XLA compiles a program anew for every device."""
+        missing = {}
+        for runs, kept, device in wanted:
+            traced = self._trace(runs, self._operands(runs, kept))
+            if (traced.key, device) not in self._executables:
+                self._jit(traced)
+                missing[traced.key, device] = traced, device
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool, _quiet():
-            list(pool.map(lambda one: self._executable(*one), wanted.values()))
+            list(pool.map(lambda one: self._executable(*one), missing.values()))
 
-    def distinct(self, ops: Sequence[int]) -> int:
-        """How many different computations some ops are: as many programs are compiled per device."""
-        return len({self._trace((Run(op, 0),)).key for op in ops})
+    def distinct(self, segments: Iterable[tuple[Sequence[Run], Set[Instance] | None]]) -> int:
+        """How many different computations some segments (runs, kept) are: so many programs are compiled per device."""
+        return len({self._trace(runs, self._operands(runs, kept)).key for runs, kept in segments})
 
-    def _trace(self, runs: tuple[Run, ...]) -> _Traced:
-        if runs in self._traced:
-            return self._traced[runs]
+    def _operands(self, runs: Sequence[Run], kept: Set[Instance] | None) -> _Operands:
+        place: dict[Instance, int] = {}  # in the order in which they are touched first
         inputs: dict[Instance, None] = {}
         updates: dict[Instance, None] = {}
         writes: dict[Instance, None] = {}
         results: list[tuple[int, int]] = []
-        functions = [self._functions.functions[run.op] for run in runs]
-        for run, function in zip(runs, functions, strict=True):
+        pattern: list[Hashable] = []
+        for run in runs:
+            function = self._functions.functions[run.op]
             touched = [self._at(run, tensor) for tensor in (*function.reads, *function.updates)]
             inputs.update(dict.fromkeys(i for i in touched if i not in writes))
-            updated = [self._at(run, tensor) for tensor in function.updates]
-            updates.update(dict.fromkeys(i for i in updated if i not in writes))
-            writes.update(dict.fromkeys(self._at(run, tensor) for tensor in function.writes))
-            results += [(run.micro_batch, position) for position in function.results]
+            updates.update(dict.fromkeys(i for i in touched[len(function.reads) :] if i not in writes))
+            written = [self._at(run, tensor) for tensor in function.writes if tensor not in run.dropped]
+            writes.update(dict.fromkeys(written))
+            results += [(run.micro_batch, p) for p in function.results if not run.again]
+            pattern.append((run.op, run.dropped, run.again))
+            pattern += [place.setdefault(instance, len(place)) for instance in (*touched, *written)]
+        returned = tuple(instance for instance in writes if kept is None or instance in kept)
+        pattern.append(tuple(place[instance] for instance in returned))
+        return _Operands(tuple(inputs), tuple(updates), returned, tuple(results), tuple(pattern))
+
+    def _trace(self, runs: Sequence[Run], operands: _Operands) -> _Traced:
+        if operands.pattern in self._traced:
+            return self._traced[operands.pattern]
+        functions = [self._functions.functions[run.op] for run in runs]
 
         def segment(*arrays: Array) -> tuple[Array, ...]:
-            values = dict(zip(inputs, arrays, strict=True))
+            values = dict(zip(operands.inputs, arrays, strict=True))
             found: list[Array] = []
             for run, function in zip(runs, functions, strict=True):
-                operands = {t: values[self._at(run, t)] for t in (*function.reads, *function.updates)}
-                new, made, returned = self._functions.apply(function, operands)
+                here = {t: values[self._at(run, t)] for t in (*function.reads, *function.updates)}
+                new, made, returned = self._functions.apply(function, here)
                 values.update(zip((self._at(run, t) for t in function.updates), new, strict=True))
-                values.update(zip((self._at(run, t) for t in function.writes), made, strict=True))
-                found += returned
-            return (*(values[i] for i in updates), *(values[i] for i in writes), *found)
+                for tensor, array in zip(function.writes, made, strict=True):
+                    if tensor not in run.dropped:
+                        values[self._at(run, tensor)] = array
+                found += [] if run.again else returned
+            return (*(values[i] for i in operands.updates), *(values[i] for i in operands.writes), *found)
 
-        shapes = [self._functions.shapes[tensor] for tensor, _ in inputs]
+        shapes = [self._functions.shapes[tensor] for tensor, _ in operands.inputs]
         closed = jax.make_jaxpr(segment)(*shapes)
-        donated = tuple(place for place, instance in enumerate(inputs) if instance in updates)
-        traced = _Traced(closed, donated, tuple(inputs), tuple(updates), tuple(writes), tuple(results))
-        self._traced[runs] = traced
+        updates = set(operands.updates)
+        donated = tuple(place for place, instance in enumerate(operands.inputs) if instance in updates)
+        traced = _Traced(closed, donated, (len(updates), len(operands.results)))
+        self._traced[operands.pattern] = traced
         return traced
 
     def _at(self, run: Run, tensor: int) -> Instance:
@@ -152,14 +190,16 @@ class SegmentCompiler:
             )
         return self._jitted[traced.key]
 
-    def _executable(self, traced: _Traced, device: Any) -> tuple[Any, int]:
+    def _executable(self, traced: _Traced, device: Any) -> Any:
         key = traced.key, device
         if key not in self._executables:
             sharding = SingleDeviceSharding(device)
             shapes = [jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding) for s in traced.closed.in_avals]
             executable = self._jit(traced).lower(*shapes).compile()
-            made = traced.closed.out_avals[len(traced.updates) : len(traced.updates) + len(traced.writes)]
-            self._executables[key] = executable, workspace_bytes(executable, sum(map(array_bytes, made)))
+            before, behind = traced.made
+            made = traced.closed.out_avals[before : len(traced.closed.out_avals) - behind]
+            self._workspace_bytes[traced.key] = workspace_bytes(executable, sum(map(array_bytes, made)))
+            self._executables[key] = executable
         return self._executables[key]
 
 

@@ -20,9 +20,9 @@ from tmojax.execute.codecs import Recoding
 from tmojax.execute.collectives import AllReduce, Meeting
 from tmojax.execute.file_store import FileCopy, FileStore
 from tmojax.execute.host_pool import HostPool
+from tmojax.execute.joined import Segment, Segments
 from tmojax.execute.ledger import Ledger
 from tmojax.execute.lists import RECODINGS, TRANSFERS, Change, Copy, Node, PreparedList
-from tmojax.execute.segments import Compiled
 from tmojax.execute.tokens import Abort, Token, run_workers
 from tmojax.problem import PLAIN, Kind, Phase, Problem, Schedule, TensorKind
 
@@ -31,7 +31,7 @@ Array = Any
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """What every step of a schedule shares. `segments` [device]: {(op, micro-batch): compiled}.
+    """What every step of a schedule shares. `segments` [device]: its compute instructions.
 
     `array_bytes` [device][tensor]: bytes of the array that a tensor is. `reductions`: by name of the collective.
     `recodings` [device]: {instruction: codec} of every encode and decode; `encoded_bytes`: by (device, tensor, form).
@@ -44,7 +44,7 @@ class Prepared:
     schedule: Schedule
     lists: tuple[PreparedList, ...]
     array_bytes: tuple[tuple[int, ...], ...]
-    segments: tuple[Mapping[tuple[int, int], Compiled], ...]
+    segments: Segments
     reductions: Mapping[str, AllReduce]
     recodings: tuple[Mapping[int, Recoding], ...]
     encoded_bytes: Mapping[tuple[int, int, int], int]
@@ -69,7 +69,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class _Scratch:
-    """What a running op holds besides its copies: bytes, arrays to delete, and (micro-batch, position, array)."""
+    """What a running segment holds besides its copies: bytes, arrays to delete, (micro-batch, position, array)."""
 
     size_bytes: int
     arrays: list[Array] = field(default_factory=list)
@@ -85,6 +85,12 @@ class StepRun:
         self.measure, self.keep_gradients = measure, keep_gradients
         self.abort = Abort()
         self.tokens = [{index: Token(self.abort) for index in one.nodes} for one in prepared.lists]
+        self.segment_of: list[dict[int, Segment]] = [{} for _ in prepared.lists]
+        for device, segments in enumerate(prepared.segments):
+            for segment in segments:
+                token = Token(self.abort)  # one, because who knows that it is complete may delete its array
+                self.tokens[device].update(dict.fromkeys(segment.instructions, token))
+                self.segment_of[device].update(dict.fromkeys(segment.instructions, segment))
         self.writer: dict[Copy, Token] = {}
         self.scratch: list[dict[int, _Scratch]] = [{} for _ in prepared.lists]
         self.admission = Admission(self.problem.machine, self.schedule, self.abort)
@@ -110,6 +116,9 @@ class StepRun:
         run_workers(self.abort, works)
         for ledger in self.ledgers:
             ledger.settle_all()
+        for device, left in enumerate(self.scratch):
+            for first in list(left):
+                self._drop_scratch(device, first)  # of segments that nothing is freed after
         for tokens in self.tokens:
             for token in tokens.values():
                 token.wait_complete()
@@ -125,10 +134,13 @@ class StepRun:
 
     def _step(self, device: int, node: Node) -> None:
         tokens = self.tokens[device]
-        for index in node.after_start:
-            tokens[index].wait_started()
-        for index in (*node.after_end, *(node.after_start if self.measure else ())):
-            tokens[index].wait_complete()
+        if node.kind is Kind.COMPUTE:
+            segment = self.segment_of[device][node.index]
+            if segment.nodes[0] is node:
+                self._await(device, segment)
+                self._compute(device, segment)
+            return
+        self._await(device, node)
         if node.kind is Kind.WAIT:
             signaller, after = self.signals[node.event]
             if after in self.tokens[signaller]:
@@ -136,8 +148,6 @@ class StepRun:
             else:
                 self.ledgers[signaller].settle(after)
             tokens[node.index].start()
-        elif node.kind is Kind.COMPUTE:
-            self._compute(device, node)
         elif node.kind is Kind.COLLECTIVE:
             self._collective(device, node)
         elif node.kind in RECODINGS:
@@ -146,6 +156,13 @@ class StepRun:
             self._transfer(device, node)
         if self.measure and node.kind not in TRANSFERS:
             self._ended(device, node)
+
+    def _await(self, device: int, work: Node | Segment) -> None:
+        tokens = self.tokens[device]
+        for index in work.after_start:
+            tokens[index].wait_started()
+        for index in (*work.after_end, *(work.after_start if self.measure else ())):
+            tokens[index].wait_complete()
 
     def _now_s(self) -> float:
         return time.perf_counter() - self.begin
@@ -160,26 +177,33 @@ class StepRun:
 
     # --- instructions ------------------------------------------------------------------------------------------
 
-    def _compute(self, device: int, node: Node) -> None:
-        segment = self.prepared.segments[device][node.op, node.micro_batch]
+    def _compute(self, device: int, segment: Segment) -> None:
+        program, first = segment.compiled, segment.nodes[0]
         memory = self.problem.machine.devices[device].memory
-        self._make_room(device, node)
+        self.ledgers[device].make_room(memory, segment.position, segment.instructions)
         if self.keep_gradients:
-            self._note_gradients(device, node)
-        operands = [self.table[device, *instance, memory, PLAIN] for instance in segment.inputs]
-        updated = [(device, *instance, memory, PLAIN) for instance in segment.updates]
+            for node in segment.nodes:
+                self._note_gradients(device, node)
+        operands = [self.table[device, *instance, memory, PLAIN] for instance in program.inputs]
+        updated = [(device, *instance, memory, PLAIN) for instance in program.updates]
         for copy in updated:
             self._before_donation(copy)
-        for copy, kept in zip(node.writes, node.kept, strict=True):
-            if kept and copy not in node.creates:
-                self.table.pop(copy).delete()
-        dropped = {copy for copy, kept in zip(node.writes, node.kept, strict=True) if not kept}
-        scratch = _Scratch(segment.workspace_bytes + sum(map(self._bytes, dropped)))
-        self.ledgers[device].allocate(memory, node.index, scratch.size_bytes + sum(map(self._bytes, node.creates)))
-        self._started(device, node)
-        outputs = segment.executable(*operands)
-        token = self.tokens[device][node.index]
-        written = [(device, *instance, memory, PLAIN) for instance in segment.writes]
+        created = {copy for node in segment.nodes for copy in node.creates}
+        dropped: set[Copy] = set()
+        if len(segment.nodes) == 1:  # several return only what is wanted, and overwrite nothing
+            for copy, kept in zip(first.writes, first.kept, strict=True):
+                if not kept:
+                    dropped.add(copy)
+                elif copy not in created:
+                    self.table.pop(copy).delete()
+        written = [(device, *instance, memory, PLAIN) for instance in program.writes]
+        size_bytes = program.workspace_bytes + sum(map(self._bytes, dropped))
+        new_bytes = sum(self._bytes(copy) for copy in written if copy in created)
+        self.ledgers[device].allocate(memory, segment.position, size_bytes + new_bytes)
+        scratch = _Scratch(size_bytes)
+        start_s = self._now_s()
+        outputs = program.executable(*operands)
+        token = self.tokens[device][first.index]
         for copy, array in zip((*updated, *written), outputs, strict=False):
             if copy in dropped:
                 scratch.arrays.append(array)
@@ -190,18 +214,33 @@ class StepRun:
             self._put(copy, array, token)
         results = outputs[len(updated) + len(written) :]
         scratch.arrays += results
-        if not node.again:
-            scratch.results = [(*key, array) for key, array in zip(segment.results, results, strict=True)]
-        self.scratch[device][node.index] = scratch
-        token.start(outputs[0])
+        if len(segment.nodes) > 1 or not first.again:
+            scratch.results = [(*key, array) for key, array in zip(program.results, results, strict=True)]
+        self.scratch[device][first.index] = scratch
+        token.start(outputs[0] if outputs else None)
+        if self.measure:
+            token.wait_complete()
+            self._share_time(device, segment, start_s, self._now_s())
+
+    def _share_time(self, device: int, segment: Segment, start_s: float, end_s: float) -> None:
+        """Nothing shows when one op of a program ends and the next begins: shares by the durations of the plan."""
+        ops = self.problem.workload.program(device).ops
+        weights = np.array([ops[node.op].duration_s for node in segment.nodes])
+        weights = weights if weights.sum() > 0 else np.ones(len(weights))
+        ends = start_s + (end_s - start_s) * np.cumsum(weights) / weights.sum()
+        ends[-1] = end_s
+        indices = list(segment.instructions)
+        self.outcome.start_s[device][indices] = np.concatenate([[start_s], ends[:-1]])
+        self.outcome.end_s[device][indices] = ends
 
     def _collective(self, device: int, node: Node) -> None:
         op = self.problem.workload.program(device).ops[node.op]
         reduction = self.prepared.reductions[op.collective]
         self._make_room(device, node)
         memory = self.problem.machine.devices[device].memory
-        self.scratch[device][node.index] = _Scratch(reduction.workspace_bytes)
-        self.ledgers[device].allocate(memory, node.index, reduction.workspace_bytes)
+        if node.allocates:
+            self.scratch[device][node.index] = _Scratch(reduction.workspace_bytes)
+            self.ledgers[device].allocate(memory, node.index, reduction.workspace_bytes)
         for copy in node.updates:
             self._before_donation(copy)
         meeting = self.meetings[op.collective, node.micro_batch]
@@ -292,24 +331,34 @@ class StepRun:
         return lambda index: self.tokens[device][index].wait_complete()
 
     def _freer(self, device: int) -> Callable[[Change], int]:
+        segment_of = self.segment_of[device]
+
         def free(change: Change) -> int:
-            if change.copy is not None:
-                size = self._bytes(change.copy)
-                self._discard(device, change.copy)
-                return size
-            scratch = self.scratch[device].pop(change.instruction)
-            for micro_batch, position, array in scratch.results:
-                self.outcome.results[device, micro_batch, position] = np.array(array)
-            for array in scratch.arrays:
-                array.delete()
-            return scratch.size_bytes
+            firsts = {segment_of[i].nodes[0].index if i in segment_of else i for i in change.after_end}
+            freed = sum(self._drop_scratch(device, first) for first in firsts)
+            copy = change.copy
+            if copy is None or any(copy in segment_of[i].inside for i in change.after_end if i in segment_of):
+                return freed  # what is inside of a segment is among its scratch
+            self._discard(device, copy)
+            return freed + self._bytes(copy)
 
         return free
+
+    def _drop_scratch(self, device: int, index: int) -> int:
+        """Free what a complete segment, collective or codec holds besides its copies; returns the bytes."""
+        scratch = self.scratch[device].pop(index, None)
+        if scratch is None:
+            return 0
+        for micro_batch, position, array in scratch.results:
+            self.outcome.results[device, micro_batch, position] = np.array(array)
+        for array in scratch.arrays:
+            array.delete()
+        return scratch.size_bytes
 
     def _note_gradients(self, device: int, node: Node) -> None:
         program = self.problem.workload.program(device)
         if program.ops[node.op].phase is not Phase.OPTIMIZER:
             return
         for copy in (*node.reads, *node.updates):
-            if program.tensors[copy[1]].kind is TensorKind.GRADIENT:
+            if program.tensors[copy[1]].kind is TensorKind.GRADIENT and copy in self.table:
                 self.outcome.gradients.setdefault((device, copy[1]), np.array(self.table[copy]))

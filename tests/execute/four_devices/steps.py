@@ -120,9 +120,9 @@ def plan(problem: Problem, *names: str) -> Schedule:
     )
 
 
-def planned(case: Case, problem: Problem, schedule: Schedule) -> PlannedStep:
-    """A step that is ready to run."""
-    step = PlannedStep(case.compiled, problem, schedule)
+def planned(case: Case, problem: Problem, schedule: Schedule, segments: str = "ops") -> PlannedStep:
+    """A step that is ready to run; op by op unless a test is about joined ones, because that gives the same bits."""
+    step = PlannedStep(case.compiled, problem, schedule, segments=segments)
     step.load(case.params, OPTIMIZER.init(case.params))
     return step
 

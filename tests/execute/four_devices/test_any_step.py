@@ -44,14 +44,15 @@ def compiled(state):
     return CompiledStep(import_step(step, state, shape, gpu=GPU), jax.devices()[2:3])
 
 
+@pytest.mark.parametrize("segments", ["ops", "joined"])
 @pytest.mark.parametrize("planner", ["keep-all", "offload-all"])
-def test_any_step_runs_by_a_plan(state, compiled, planner):
+def test_any_step_runs_by_a_plan(state, compiled, planner, segments):
     rng = np.random.default_rng(4)
     batches = [rng.normal(size=(24, 16)).astype("float32") for _ in range(3)]
     problem = Problem(
         "step", compiled.workload, fewer_gpus(load_machine("prototype-4gpu-12.5"), 1), frozenset({Action.OFFLOAD})
     ).with_device_capacity(keep_all_footprint_bytes(compiled.workload, 0))
-    planned = PlannedStep(compiled, problem, plan(problem, planner))
+    planned = PlannedStep(compiled, problem, plan(problem, planner), segments=segments)
     planned.load(state)
     expected = state
     for batch in batches:

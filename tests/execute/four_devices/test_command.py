@@ -34,8 +34,10 @@ def test_the_command_of_the_document_runs_measures_and_writes(tmp_path, monkeypa
     problem, plan = read_problem(tmp_path / "problem.json"), read_plan(tmp_path / "plan.json")
     assert plan.problem_hash == problem_hash(problem) and check(problem, plan.schedule).valid
     traces = [json.loads((tmp_path / f"{name}.json").read_text())["traceEvents"] for name in ("predicted", "measured")]
-    rows = [{(e["pid"], e["tid"], e["name"]) for e in events if e["ph"] == "X" and e["pid"] <= 4} for events in traces]
+    slices = [[e for e in events if e["ph"] == "X" and e["pid"] <= 4] for events in traces]
+    rows = [{(e["pid"], e["tid"], e["name"]) for e in found if e["cat"] != "segment"} for found in slices]
     assert rows[0] == rows[1] and rows[0]
+    assert any(e["cat"] == "segment" for e in slices[1]) and "gpu0: " in printed and " programs for " in printed
     assert all((tmp_path / f"{name}.svg").stat().st_size > 1000 for name in ("predicted", "measured"))
     # Durations were measured on this computer, so the prediction is of this computer's size.
     (step_line,) = re.findall(r"^step +([\d.]+) +([\d.]+) ", printed, re.MULTILINE)

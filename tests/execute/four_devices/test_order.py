@@ -197,8 +197,9 @@ def test_a_failure_in_one_worker_ends_the_step(case, offloading, monkeypatch):
     def broken(*_):
         raise ValueError("no such kernel")
 
-    segment = next(iter(step._prepared.segments[2].values()))
-    monkeypatch.setitem(step._prepared.segments[2], (0, 0), replace(segment, executable=broken))
+    segments = [list(own) for own in step.segments]
+    segments[2][0] = replace(segments[2][0], compiled=replace(segments[2][0].compiled, executable=broken))
+    monkeypatch.setattr(step, "_prepared", replace(step._prepared, segments=segments))
     with pytest.raises(ValueError, match="no such kernel"):
         step.step(case.batches())
     assert not issubclass(Stopped, ValueError)

@@ -83,7 +83,7 @@ def inserted(problem, schedule, device, away, home):
 def run(case, problem, schedule, **settings):
     report = check(problem, schedule)
     assert report.valid, report.text()
-    step = PlannedStep(case.compiled, problem, schedule, **settings)
+    step = PlannedStep(case.compiled, problem, schedule, segments="ops", **settings)
     step.load(case.params, OPTIMIZER.init(case.params))
     for _ in range(2):
         result = step.step(case.batches(), measure=True)
