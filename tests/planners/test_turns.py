@@ -144,7 +144,7 @@ def test_sweeps_and_searches_try_orders():
     assert found.coordination.policy is LinkPolicyKind.ORDER and found.step_s < without.step_s
     assert check(TRANSFORMER, found.schedule).valid
     fair = bench.evaluate(decisions, Coordination((0.0,) * 4))
-    searched = [local_search(bench, fair, SearchSettings(evaluations=40), seed)[0] for seed in range(4)]
+    searched = [local_search(bench, fair, SearchSettings(evaluations=80), seed)[0] for seed in range(4)]
     ordered = [plan for plan in searched if plan.coordination.policy is LinkPolicyKind.ORDER]
     assert ordered and all(check(TRANSFORMER, plan.schedule).valid for plan in ordered)
 

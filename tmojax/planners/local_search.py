@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 
 from tmojax.errors import InputError
-from tmojax.planners.moves import Guide, Moves
+from tmojax.planners.moves import Guide, Move, Moves
 from tmojax.planners.robust import most_robust
 from tmojax.planners.workbench import Candidate, Workbench
-from tmojax.relax.decode import DoesNotFit
+from tmojax.relax.decode import NEVER, DoesNotFit
 
+PATIENCE = 40  # evaluations without a new best plan, then back to the best
+PROPOSALS = 2  # for each simulation at most: of some moves is known that they lead nowhere
 LAST_PLANS = 4  # of the best plans of a search, are compared under jitter
 
 
@@ -31,7 +33,7 @@ class SearchSettings:
     evaluations: int = 1000
     instructions: int = 40_000_000
     second_share: float = 0.4
-    start_threshold: float = 0.004
+    start_threshold: float = 0.001
 
     def __post_init__(self) -> None:
         for name in ("evaluations", "instructions"):
@@ -97,26 +99,52 @@ def _search(
     best = current = start
     plans = deque([start], maxlen=LAST_PLANS)
     improvements: dict[str, int] = {}
-    since_best = 0
-    for evaluation in range(budget):
-        threshold = start_threshold * (1 - evaluation / budget)
-        kind, decisions, coordination, lookahead = moves.propose(current)
-        found = bench.evaluate(decisions, coordination, lookahead)
-        since_best += 1
-        if isinstance(found, DoesNotFit) or not found.step_s < float("inf"):
-            moves.feedback(kind, False)
+    since_best = simulated = 0
+    tried = _Tried(start)
+    for proposal in range(PROPOSALS * budget):
+        if simulated >= budget:
+            break
+        threshold = start_threshold * (1 - max(simulated / budget, proposal / (PROPOSALS * budget)))
+        move = moves.propose(current)
+        if not tried.is_new(move):
+            moves.feedback(move.kind, False)
             continue
-        moves.feedback(kind, found.step_s < current.step_s)
-        if found.step_s <= current.step_s * (1 + threshold):
+        found = bench.evaluate(move.decisions, move.coordination, move.lookahead_runs)
+        since_best += 1
+        if isinstance(found, DoesNotFit):
+            moves.feedback(move.kind, False)
+            continue
+        simulated += 1
+        moves.feedback(move.kind, found.step_s < current.step_s)
+        if found.step_s <= current.step_s * (1 + threshold) and found.step_s < float("inf"):
             current = found
         if found.step_s < best.step_s * (1 - 1e-9):
             best, since_best = found, 0
             plans.append(found)
             moments.append((time.perf_counter(), bench.simulations, found.step_s))
-            improvements[kind] = improvements.get(kind, 0) + 1
-        elif since_best > 40:
+            improvements[move.kind] = improvements.get(move.kind, 0) + 1
+        elif since_best > PATIENCE:
             current, since_best = best, 0
-    return best, SearchLog(budget, improvements, tuple(plans), tuple(moments))
+    return best, SearchLog(simulated, improvements, tuple(plans), tuple(moments))
+
+
+class _Tried:
+    """What a search has evaluated."""
+
+    def __init__(self, start: Candidate) -> None:
+        self._numbers: dict[tuple, int] = {}  # of decisions
+        self._known: set[tuple] = set()
+        self.is_new(Move("", start.decisions, start.coordination, start.lookahead_runs))
+
+    def is_new(self, move: Move) -> bool:
+        """Whether it was not asked for before; then it counts as tried."""
+        numbers = tuple(self._numbers.setdefault(one.key, len(self._numbers)) for one in move.decisions)
+        lookahead = move.lookahead_runs or (NEVER,) * len(numbers)
+        key = (numbers, move.coordination, lookahead)
+        if key in self._known:
+            return False
+        self._known.add(key)
+        return True
 
 
 def robust_choice(

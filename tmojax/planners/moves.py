@@ -14,15 +14,18 @@ import numpy as np
 from tmojax.planners.peers_and_codecs import Lending
 from tmojax.planners.sweep import POLICIES, TURNS, even_starts
 from tmojax.planners.workbench import Candidate, Workbench
-from tmojax.problem import Action, LinkPolicyKind
+from tmojax.problem import Action, Kind, LinkPolicyKind
 from tmojax.problem.step_view import StepView
 from tmojax.relax.coordinate import Coordination, shared_links
 from tmojax.relax.decisions import Choice, DeviceDecision, Rest
 from tmojax.relax.decode import NEVER
+from tmojax.simulate import simulate
 
 UNGUIDED = 0.3  # of the moves on candidates are drawn without the guide's weights
 TRIES = 4  # at taking something over that differs
 RANKED = 0.4  # a plan of the guide is taken so much more often than the next
+NEAREST = 12  # candidates to a wait are changed
+FINEST = 4.0  # a start moves by a step that is halved so often at most
 SPANS = (0.05, 0.5)  # of the slots of a micro-batch, in a window
 
 
@@ -62,7 +65,7 @@ class Moves:
             kinds += ["start", "starts"]
         peers = self.lending.possible
         if (self.offload or self.recompute or self.compress or peers) and all(self.roles.values()):
-            kinds += ["one", "block", "role", "trade"]
+            kinds += ["one", "block", "role", "trade", "border", "wait"]
             if problem.workload.micro_batches > 1 and any(len(bench.view(d).collective_op) for d in self.roles):
                 kinds += ["last"]
         if self.offload and any(len(bench.view(d).state_tensor) for d in range(bench.device_count)):
@@ -74,6 +77,7 @@ class Moves:
         if guide is not None and guide.plans:
             kinds += ["take-over"]
         self.weight = {kind: 1.0 for kind in kinds}
+        self._waited: tuple[Candidate | None, list[np.ndarray]] = (None, [])
         self.role_of: dict[int, np.ndarray] = {}
         self.chance: dict[int, np.ndarray] = {}
         for device, weight in ({} if guide is None else guide.weight).items():
@@ -106,7 +110,7 @@ class Moves:
         elif kind in ("policy", "start", "starts"):
             coordination = self._coordination(kind, coordination)
         else:
-            decisions = self._decisions(kind, decisions)
+            decisions = self._decisions(kind, current)
         return Move(kind, decisions, coordination, lookahead)
 
     def _coordination(self, kind: str, now: Coordination) -> Coordination:
@@ -126,12 +130,18 @@ class Moves:
             )
         shares = list(now.start_share)
         device = int(self.rng.integers(1, count))
-        shares[device] = float(min(self.latest_share, max(0.0, shares[device] + self.rng.normal(0, 0.12))))
+        step = self.rng.normal(0, 0.12) * 2.0 ** -self.rng.uniform(0, FINEST)
+        shares[device] = float(min(self.latest_share, max(0.0, shares[device] + step)))
         return replace(now, start_share=tuple(shares))
 
-    def _decisions(self, kind: str, now: tuple[DeviceDecision, ...]) -> tuple[DeviceDecision, ...]:
+    def _decisions(self, kind: str, current: Candidate) -> tuple[DeviceDecision, ...]:
         """Change one device, or all devices of a class alike."""
+        now = current.decisions
         device = int(self.rng.integers(self.bench.device_count))
+        if kind == "wait":
+            wait_s = np.array([waits.sum() for waits in self._waits(current)])
+            if wait_s.sum() > 0:
+                device = int(self.rng.choice(len(wait_s), p=wait_s / wait_s.sum()))
         first = self.bench.device_class[device]
         view = self.bench.view(device)
         changed = now[device]
@@ -146,6 +156,10 @@ class Moves:
             changed = self._take_over(device, changed)
         elif kind == "trade":
             changed = self._flip(view, self._flip(view, changed, self._pick(first, "one")), self._pick(first, "one"))
+        elif kind == "wait":
+            changed = self._flip(view, changed, self._near_wait(device, current))
+        elif kind == "border":
+            changed = self._border(view, first, changed)
         elif kind == "last":
             changed = self._flip(view, changed, self._pick(first, ("one", "block", "role")[self.rng.integers(3)]), True)
         else:
@@ -161,9 +175,7 @@ class Moves:
 
     def _pick(self, first: int, kind: str) -> np.ndarray:
         """Indices of candidates to change together: one, one role in neighbouring layers, or one role everywhere."""
-        role = self.roles[first]
-        wanted = self._wanted(first)
-        members = role[int(self.rng.integers(len(role)))] if wanted < 0 else role[self.role_of[first][wanted]]
+        members, wanted = self._role(first)
         if kind == "role":
             return members
         if kind == "one" or len(members) == 1:
@@ -175,6 +187,49 @@ class Moves:
             low, high = max(0, place - length + 1), min(high, place)
         begin = int(self.rng.integers(low, high + 1))
         return members[begin : begin + length]
+
+    def _waits(self, current: Candidate) -> list[np.ndarray]:
+        """[Q] for every device: seconds that its compute waits before each slot, in all micro-batches."""
+        if self._waited[0] is not current:
+            simulation = simulate(self.bench.problem, current.schedule)
+            waits = []
+            for device, rows in enumerate(current.schedule.lists):
+                computes = np.flatnonzero(rows["kind"] == Kind.COMPUTE)
+                start_s, end_s = simulation.start_s[device][computes], simulation.end_s[device][computes]
+                wait_s = np.maximum(start_s - np.concatenate([[0.0], end_s[:-1]]), 0.0)
+                view = self.bench.view(device)
+                slot_of = np.full(len(self.bench.problem.workload.program(device).ops), -1)
+                slot_of[view.slot_op] = np.arange(len(view.slot_op))
+                slot = slot_of[rows["op"][computes]]
+                waits.append(np.bincount(slot[slot >= 0], wait_s[slot >= 0], minlength=len(view.slot_op)))
+            self._waited = (current, waits)
+        return self._waited[1]
+
+    def _near_wait(self, device: int, current: Candidate) -> np.ndarray:
+        """A candidate that becomes idle, or is needed again, near a slot before which compute waits; long waits more
+        often."""
+        waits, view = self._waits(current)[device], self.bench.view(device)
+        members = np.concatenate(self.roles[self.bench.device_class[device]])
+        if waits.sum() > 0:
+            slot = int(self.rng.choice(len(waits), p=waits / waits.sum()))
+            apart = np.minimum(np.abs(view.idle_from[members] - slot), np.abs(view.idle_to[members] - slot))
+            members = members[np.argsort(apart, kind="stable")[:NEAREST]]
+        return members[[int(self.rng.integers(len(members)))]]
+
+    def _border(self, view: StepView, first: int, decision: DeviceDecision) -> DeviceDecision:
+        """Treat a candidate as its role is treated in the next layer, or in the one before, where that differs."""
+        (members, _), now = self._role(first), decision.choice
+        edges = np.flatnonzero(now[members[1:]] != now[members[:-1]])
+        if not len(edges):
+            return decision
+        edge, later = int(edges[self.rng.integers(len(edges))]), int(self.rng.integers(2))
+        one, option = members[edge + later], int(now[members[edge + 1 - later]])
+        return self._chosen(decision, np.array([one]), option) if _allowed(view, option)[one] else decision
+
+    def _role(self, first: int) -> tuple[np.ndarray, int]:
+        """The candidates of a role, and the one for whose weight in the guide it was drawn (-1: none)."""
+        role, wanted = self.roles[first], self._wanted(first)
+        return role[int(self.rng.integers(len(role)))] if wanted < 0 else role[self.role_of[first][wanted]], wanted
 
     def _wanted(self, first: int) -> int:
         """A candidate drawn by the weights of the guide; -1 for any (now and then, and without a guide)."""
@@ -238,18 +293,22 @@ class Moves:
         if not options:
             return decision
         option = options[int(self.rng.integers(len(options)))]
-        choice = now.copy()
-        allowed = {Choice.KEEP: np.ones(len(choice), bool), Choice.RECOMPUTE: view.may_recompute}.get(
-            option, view.may_offload
-        )
-        choice[members[allowed[members]]] = option
+        members = members[_allowed(view, option)[members]]
         if last:
+            choice = now.copy()
+            choice[members] = option
             return replace(decision, last_choice=choice)
+        return self._chosen(decision, members, option)
+
+    def _chosen(self, decision: DeviceDecision, members: np.ndarray, option: int) -> DeviceDecision:
+        """`decision` with another choice for some candidates."""
+        choice = decision.choice.copy()
+        choice[members] = option
         changed = replace(decision, choice=choice)
         for name, apart in (("last_choice", decision.last_choice), ("first_choice", decision.first_choice)):
             if apart is not None and not self.rng.integers(2):
                 both = apart.copy()
-                both[members[allowed[members]]] = option
+                both[members] = option
                 changed = replace(changed, **{name: both})
         return changed
 
@@ -269,6 +328,13 @@ class Moves:
         state_out = decision.state_out.astype(np.int8)
         state_out[members[begin : begin + length]] = options[int(self.rng.integers(len(options)))]
         return replace(decision, state_out=state_out)
+
+
+def _allowed(view: StepView, option: int) -> np.ndarray:
+    """[I] bool: the candidates that a choice is open to."""
+    if option == Choice.KEEP:
+        return np.ones(len(view.tensor), bool)
+    return view.may_recompute if option == Choice.RECOMPUTE else view.may_offload
 
 
 def _roles(bench: Workbench, device: int) -> list[np.ndarray]:
