@@ -1,14 +1,18 @@
-"""What the experiments share that put one planner after the other on a problem: the record of a plan, the marks of a
-README."""
+"""What the experiments share that put one planner after the other on a problem: options and end of the command, the
+record of a plan, the marks of a README."""
 
 from __future__ import annotations
 
+import argparse
+import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tmojax.check import check
+from tmojax.errors import InputError
 from tmojax.planners.base import Planner, PlanResult
 from tmojax.planners.orders import Orders
 from tmojax.problem import Problem
@@ -18,8 +22,33 @@ from tmojax.simulate import simulate
 BEGIN, END = "<!-- written by run.py: begin -->\n", "<!-- written by run.py: end -->\n"
 
 
+def parsed(parser: argparse.ArgumentParser, results: Path, quick: str) -> argparse.Namespace:
+    """The command line, with the options that all have. `results`: folder of the committed results; `quick`: what a
+    quick run is, for the help."""
+    parser.add_argument("--out", type=Path, default=results, help="folder of the results")
+    parser.add_argument("--quick", action="store_true", help=f"{quick}; needs --out")
+    parser.add_argument("--table", action="store_true", help="plan nothing, draw tables and figures")
+    arguments = parser.parse_args()
+    if arguments.quick and arguments.out == results:
+        parser.error("--quick: name another folder with --out, the committed results are of full runs")
+    return arguments
+
+
+def exit_with(main: Callable[[], int]) -> NoReturn:
+    """End the process as `main` says; with 2 and one line for a wrong input."""
+    try:
+        sys.exit(main())
+    except InputError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+
+
 def planned(
-    planner: Planner, problem: Problem, bound_s: float, seeds: tuple[PlanResult, ...], seed: int,
+    planner: Planner,
+    problem: Problem,
+    bound_s: float,
+    seeds: tuple[PlanResult, ...],
+    seed: int,
     orders: Orders | None = None,
 ) -> tuple[PlanResult | None, dict[str, Any], float]:
     """(what the planner returns, None if it failed; the record; CPU seconds of the planning, which other load on the

@@ -22,7 +22,7 @@ from experiments.ablation.variants import Annealing, NoGradient, NoSearch, Varia
 from experiments.quality.rivals import HEURISTICS
 from experiments.quality.run import HERE as QUALITY
 from experiments.quality.run import LIMIT_S, _Case
-from experiments.recorded import planned
+from experiments.recorded import exit_with, parsed, planned
 from tmojax.build import build_problem
 from tmojax.errors import InputError
 from tmojax.planners.base import Planner, PlanResult
@@ -73,14 +73,6 @@ RIVALS: dict[str, Callable[[Gradient, float], Variant]] = {
 
 def main() -> int:
     arguments = _arguments()
-    for option, given, names in (
-        ("--instance", arguments.instance, INSTANCES),
-        ("--variant", arguments.variant, ("gradient", *RIVALS)),
-    ):
-        for name in given:
-            if name not in names:
-                print(f"{option}: there is no {name!r}; choose from {', '.join(names)}", file=sys.stderr)
-                return 2
     out: Path = arguments.out
     if not arguments.table:
         names = arguments.instance or (QUICK_INSTANCES if arguments.quick else INSTANCES)
@@ -102,16 +94,12 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="experiments.ablation.run", description=__doc__)
-    parser.add_argument("--instance", action="append", default=[], help="only this instance (repeatable)")
-    parser.add_argument("--variant", action="append", default=[], help="only this variant (repeatable)")
+    parser.add_argument("--instance", action="append", default=[], choices=INSTANCES, metavar="NAME",
+                        help="only this instance (repeatable)")  # fmt: skip
+    parser.add_argument("--variant", action="append", default=[], choices=("gradient", *RIVALS), metavar="NAME",
+                        help="only this variant (repeatable)")  # fmt: skip
     parser.add_argument("--seeds", type=int, choices=range(1, len(SEEDS) + 1), default=len(SEEDS), help="how many")
-    parser.add_argument("--out", type=Path, default=HERE / "results", help="folder of the results")
-    parser.add_argument("--quick", action="store_true", help="one instance with little effort; needs --out")
-    parser.add_argument("--table", action="store_true", help="plan nothing, draw table and figure")
-    arguments = parser.parse_args()
-    if arguments.quick and arguments.out == HERE / "results":
-        parser.error("--quick: name another folder with --out, the committed results are of full runs")
-    return arguments
+    return parsed(parser, HERE / "results", "one instance with little effort")
 
 
 class _Ablation:
@@ -199,8 +187,4 @@ class _Ablation:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except InputError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+    exit_with(main)

@@ -17,11 +17,10 @@ from typing import Any
 from experiments.ilp.instances import INSTANCES, Instance
 from experiments.ilp.rivals import HEURISTICS, MODELS, SEARCHES, Rival, quick
 from experiments.ilp.table import write_table
-from experiments.recorded import planned
+from experiments.recorded import exit_with, parsed, planned
 from tmojax.bounds import bound
 from tmojax.build import build_problem
 from tmojax.config import load_config
-from tmojax.errors import InputError
 from tmojax.planners.base import PlanResult
 from tmojax.problem import Problem
 from tmojax.problem.io import problem_hash
@@ -38,13 +37,6 @@ SEED = 0
 
 def main() -> int:
     arguments = _arguments()
-    names = {"--instance": (arguments.instance, [instance.name for instance in INSTANCES]),
-             "--rival": (arguments.rival, [rival.name for rival in (*HEURISTICS, *SEARCHES, *MODELS)])}  # fmt: skip
-    for option, (given, known) in names.items():
-        for name in given:
-            if name not in known:
-                print(f"{option}: there is no {name!r}; choose from {', '.join(known)}", file=sys.stderr)
-                return 2
     out: Path = arguments.out
     instances = [i for i in INSTANCES if i.name in (arguments.instance or ("tiny",) if arguments.quick else
                                                     arguments.instance or [i.name])]  # fmt: skip
@@ -66,16 +58,14 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="experiments.ilp.run", description=__doc__)
-    parser.add_argument("--instance", action="append", default=[], help="only this instance (repeatable)")
-    parser.add_argument("--rival", action="append", default=[], help="only this rival (repeatable)")
+    instances = [instance.name for instance in INSTANCES]
+    rivals = [rival.name for rival in (*HEURISTICS, *SEARCHES, *MODELS)]
+    parser.add_argument("--instance", action="append", default=[], choices=instances, metavar="NAME",
+                        help="only this instance (repeatable)")  # fmt: skip
+    parser.add_argument("--rival", action="append", default=[], choices=rivals, metavar="NAME",
+                        help="only this rival (repeatable)")  # fmt: skip
     parser.add_argument("--limit", action="append", default=[], type=float, help="time limits in seconds (repeatable)")
-    parser.add_argument("--out", type=Path, default=HERE / "results", help="folder of the results")
-    parser.add_argument("--quick", action="store_true", help="the tiny instance with little effort; needs --out")
-    parser.add_argument("--table", action="store_true", help="plan nothing, draw the tables")
-    arguments = parser.parse_args()
-    if arguments.quick and arguments.out == HERE / "results":
-        parser.error("--quick: name another folder with --out, the committed results are of full runs")
-    return arguments
+    return parsed(parser, HERE / "results", "the tiny instance with little effort")
 
 
 class _Case:
@@ -176,8 +166,4 @@ class _Case:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except InputError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+    exit_with(main)

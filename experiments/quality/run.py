@@ -18,11 +18,10 @@ from typing import Any
 
 from experiments.quality.rivals import HEURISTICS, MODELS, SEARCHES, Rival, quick
 from experiments.quality.table import write_tables
-from experiments.recorded import planned
+from experiments.recorded import exit_with, parsed, planned
 from tmojax.bounds import bound
 from tmojax.build import build_problem
 from tmojax.config import RunConfig, load_config
-from tmojax.errors import InputError
 from tmojax.planners.base import Planner, PlanResult
 from tmojax.planners.orders import Orders
 from tmojax.planners.simple import KeepAll
@@ -43,17 +42,8 @@ Record = dict[str, Any]
 
 
 def main() -> int:
-    arguments = _arguments()
     known = sorted(path.stem for path in SUITE.glob("*.toml"))
-    rivals = [*HEURISTICS, *SEARCHES, *MODELS]
-    for option, given, names in (
-        ("--instance", arguments.instance, known),
-        ("--rival", arguments.rival, [rival.name for rival in rivals]),
-    ):
-        for name in given:
-            if name not in names:
-                print(f"{option}: there is no {name!r}; choose from {', '.join(names)}", file=sys.stderr)
-                return 2
+    arguments = _arguments(known)
     out: Path = arguments.out
     for folder in ("instances", "runs"):
         (out / folder).mkdir(parents=True, exist_ok=True)
@@ -74,19 +64,16 @@ def main() -> int:
     return 1 if mistakes else 0
 
 
-def _arguments() -> argparse.Namespace:
+def _arguments(known: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="experiments.quality.run", description=__doc__)
-    parser.add_argument("--instance", action="append", default=[], help="only this instance (repeatable)")
-    parser.add_argument("--rival", action="append", default=[], help="only this rival (repeatable)")
+    parser.add_argument("--instance", action="append", default=[], choices=known, metavar="NAME",
+                        help="only this instance (repeatable)")  # fmt: skip
+    names = [rival.name for rival in (*HEURISTICS, *SEARCHES, *MODELS)]
+    parser.add_argument("--rival", action="append", default=[], choices=names, metavar="NAME",
+                        help="only this rival (repeatable)")  # fmt: skip
     parser.add_argument("--rivals", action="store_true", help="the integer programmes as well")
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds that each of their solves may take")
-    parser.add_argument("--out", type=Path, default=HERE / "results", help="folder of the results")
-    parser.add_argument("--quick", action="store_true", help="two instances with little effort; needs --out")
-    parser.add_argument("--table", action="store_true", help="plan nothing, draw tables and figures")
-    arguments = parser.parse_args()
-    if arguments.quick and arguments.out == HERE / "results":
-        parser.error("--quick: name another folder with --out, the committed results are of full runs")
-    return arguments
+    return parsed(parser, HERE / "results", "two instances with little effort")
 
 
 def _effort(out: Path, name: str) -> tuple[float, str]:
@@ -163,9 +150,7 @@ class _Case:
     def _record(self, rival: Rival) -> None:
         """Plan, judge and write; a heuristic's plan is kept for those that come after."""
         assert self.problem is not None and self.seeds is not None
-        result, record, cpu_s = planned(
-            self._planner(rival), self.problem, self.bound_s, self.seeds, SEED, self.orders
-        )
+        result, record, cpu_s = planned(self._planner(rival), self.problem, self.bound_s, self.seeds, SEED, self.orders)
         if rival in HEURISTICS and result is not None and record["valid"]:
             self.seeds += (result,)
         if not self._missing(rival):  # a heuristic that others need, recorded before
@@ -212,8 +197,4 @@ class _Case:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except InputError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+    exit_with(main)
