@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -108,6 +108,16 @@ def solve_fluid(
         decision, shares[1], shares[2], shares[0], state_out,
         answer.objective * built.unit_s, answer.bound * built.unit_s, period_s, answer, figures,
     )  # fmt: skip
+
+
+class HostedState(NamedTuple):
+    """A state tensor that is on the host when the step begins and ends, if its column is 1. size: in units of the
+    model; due: step of its first use; idle_from: first step behind its last use (the number of steps: none)."""
+
+    column: int
+    size: float
+    due: int
+    idle_from: int
 
 
 class FluidModel:
@@ -219,7 +229,9 @@ class FluidModel:
     def _add_flows(self, capacity_bytes: int, rates: PathRates) -> None:
         model, first, size = self.model, self.first, self.size
         steps, begin, stop = len(first), self.begin, self.stop
-        total = float(size[self.move >= 0].sum())
+        hosted = self._add_hosted()
+        absent = [(state.column, state.size) for state in hosted]  # at the start
+        total = float(size[self.move >= 0].sum()) + sum(state.size for state in hosted)
         out = model.add_columns(steps + 1, 0.0, total)  # bytes that have crossed by the start of each step
         into = model.add_columns(steps + 1, 0.0, total)
         stay = model.add_columns(steps, 0.0, float(size.sum()))  # candidates in memory whatever the copies do
@@ -239,23 +251,34 @@ class FluidModel:
             )  # fmt: skip
             previous = [(leaving[j - 1], 1.0)] if j else []
             model.add_row(
-                0.0, 0.0, (leaving[j], -1.0), *previous, *(t for i in idle_now for t in self._terms(i, size[i], "m"))
-            )
+                0.0, 0.0, (leaving[j], -1.0), *previous, *(t for i in idle_now for t in self._terms(i, size[i], "m")),
+                *((state.column, state.size) for state in hosted if state.idle_from == j),
+            )  # fmt: skip
             model.add_row(-INFINITY, 0.0, (out[j + 1], 1.0), (leaving[j], -1.0))
         must = model.add_columns(steps, 0.0, total)
         for j in range(steps):
             previous = [(must[j - 1], 1.0)] if j else []
             due = [i for i in moving if stop[i] == j]
-            model.add_row(0.0, 0.0, (must[j], -1.0), *previous, *(t for i in due for t in self._terms(i, size[i], "m")))
+            model.add_row(
+                0.0, 0.0, (must[j], -1.0), *previous, *(t for i in due for t in self._terms(i, size[i], "m")),
+                *((state.column, state.size) for state in hosted if state.due == j),
+            )  # fmt: skip
             model.add_row(0.0, INFINITY, (into[j], 1.0), (must[j], -1.0))
-            model.add_row(0.0, INFINITY, (out[j], 1.0), (into[j + 1], -1.0))
+            model.add_row(0.0, INFINITY, (out[j], 1.0), (into[j + 1], -1.0), *absent)
         everything = [(int(self.move[i]), -size[i]) for i in moving]
-        model.add_row(0.0, 0.0, (out[steps], 1.0), *everything)
-        model.add_row(0.0, 0.0, (into[steps], 1.0), *everything)
-        self._add_memory(capacity_bytes, out, into, stay)
+        leaves = ((state.column, -state.size) for state in hosted if state.idle_from < steps)
+        model.add_row(0.0, 0.0, (out[steps], 1.0), *everything, *leaves)
+        model.add_row(0.0, 0.0, (into[steps], 1.0), *everything, *((c, -value) for c, value in absent))
+        self._add_memory(capacity_bytes, out, into, stay, absent)
         self._add_time(rates, out, into)
 
-    def _add_memory(self, capacity_bytes: int, out: np.ndarray, into: np.ndarray, stay: np.ndarray) -> None:
+    def _add_hosted(self) -> tuple[HostedState, ...]:
+        """State that rests on the host, for models that know of it: none in this one."""
+        return ()
+
+    def _add_memory(
+        self, capacity_bytes: int, out: np.ndarray, into: np.ndarray, stay: np.ndarray, absent: list[tuple[int, float]]
+    ) -> None:
         """Worst slot of a step + candidates that stay - what is out and not back. Partly idle candidates count as
         present."""
         model, size, begin, stop, end = self.model, self.size, self.begin, self.stop, self.end
@@ -274,6 +297,7 @@ class FluidModel:
             model.add_row(
                 -INFINITY, capacity_bytes / self.unit_bytes - worst[j],
                 (stay[j], 1.0), (out[j], -1.0), (into[j + 1], 1.0), *early[j], *resting,
+                *((column, -value) for column, value in absent),
             )  # fmt: skip
 
     def _add_time(self, rates: PathRates, out: np.ndarray, into: np.ndarray) -> None:

@@ -1,10 +1,8 @@
-"""The gradient planner: relaxation, gradient descent, rounding, exact sweep, local search; and the same without
-gradient.
+"""The gradient planner: relaxation, descent, rounding, exact sweep, local search; and the same without gradient.
 
-Both start from the best plan that other planners of the run have found, or from strategies of their own when there
-is none,
-so neither is ever slower than what it started from. `local-search` spends the same number of exact simulations
-and differs only in the gradient: the difference between the two is what the gradient adds.
+Both start from the best plan that other planners of the run have found, or from strategies of their own when there is
+none, so neither is ever slower than what it started from. `local-search` spends as many exact simulations and differs
+in the gradient, and in the selections for whole steps that go with it (`tmojax.planners.whole_step`).
 """
 
 from __future__ import annotations
@@ -192,6 +190,7 @@ class Gradient(Planner):
     def plan(self, problem: Problem, *, seed: int = 0, seeds: tuple[PlanResult, ...] = ()) -> PlanResult:
         from tmojax.cost import can_relax, relax_problem
         from tmojax.planners.selection import guide_of, selections
+        from tmojax.planners.whole_step import selected_plans
         from tmojax.relax.optimise import optimise
         from tmojax.relax.rounding import round_solution
 
@@ -201,7 +200,8 @@ class Gradient(Planner):
         if not all(can_relax(view) for view in views):
             found = LocalSearch(self.name, self.search).plan(problem, seed=seed, seeds=seeds)
             return replace(found, details={**found.details, "relaxed_step_s": None})
-        starts = state_moved(bench, find_starts(bench, seeds), self.search, seed)
+        starts = [*find_starts(bench, seeds), *(Start("whole step", found) for found in selected_plans(bench))]
+        starts = state_moved(bench, sorted(starts, key=lambda start: start.candidate.step_s), self.search, seed)
         known = starts[0].candidate if starts else None
         model = relax_problem(problem, views, lenders=find_lenders(bench))
         warm = [

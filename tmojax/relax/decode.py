@@ -7,7 +7,7 @@ fails is returned (design section 6, point 8). What never has to leave that way 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -48,7 +48,8 @@ class DoesNotFit:
     """No list exists with the decision: the memory is exceeded at an op even with everything away that may be away.
 
     `host_memory`: the host memory that the lists of several devices exceed together (then `device` takes most of it,
-    and `op` and `micro_batch` are -1); -1: the device's own memory.
+    and `op` and `micro_batch` are -1); -1: the device's own memory. `wanted_by`: of a recomputation, the op before
+    whose first run in the micro-batch it stands; else `op`.
     """
 
     device: int
@@ -56,6 +57,7 @@ class DoesNotFit:
     micro_batch: int
     bytes_over: int
     host_memory: int = -1
+    wanted_by: int = field(default=-1, compare=False)
 
 
 def decode(problem: Problem, view: StepView, decision: DeviceDecision, *, capacity_bytes: int | None = None,
@@ -79,9 +81,18 @@ def decode(problem: Problem, view: StepView, decision: DeviceDecision, *, capaci
         over = int(step.profile_bytes[failed]) - capacity
         runs = step.kind[: failed + 1]  # of an op that is encoded for or decoded for, the op before
         at = int(np.flatnonzero((runs != Kind.ENCODE) & (runs != Kind.DECODE)).max(initial=0))
-        return DoesNotFit(view.device, int(step.op[at]), int(step.micro_batch[at]), over)
+        op, micro_batch = int(step.op[at]), int(step.micro_batch[at])
+        return DoesNotFit(view.device, op, micro_batch, over, wanted_by=_wanted_by(step, at))
     share_clean_copies(step.gaps, release, prefetch)
     return _emit(problem, view, decision, step, release, prefetch, device)
+
+
+def _wanted_by(step: UnrolledStep, at: int) -> int:
+    """The op of the first run from `at` on, in the same micro-batch, that is not a recomputation."""
+    same = (step.micro_batch == step.micro_batch[at]) & (step.kind != Kind.ENCODE) & (step.kind != Kind.DECODE)
+    before, later = step.op[:at][same[:at]], step.op[at:][same[at:]]
+    first = np.flatnonzero(~np.isin(later, before))
+    return int(later[first[0]]) if len(first) else int(step.op[at])
 
 
 def check_ways(machine: Machine, device: int, decision: DeviceDecision) -> None:
