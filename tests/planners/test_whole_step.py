@@ -46,3 +46,10 @@ def test_there_are_none_for_several_micro_batches_or_without_offloading():
     assert not list(whole_step_selections(Workbench(heavy(1.5, micro_batches=2))))
     recompute_only = replace(heavy(1.5), actions=frozenset({Action.RECOMPUTE}))
     assert not list(whole_step_selections(Workbench(recompute_only)))
+
+
+def test_only_the_fastest_is_a_plan_to_start_from_and_only_if_it_is_faster():
+    bench = Workbench(heavy(1.6))
+    (plan,) = selected_plans(bench)
+    assert selected_plans(bench, plan.step_s) == []
+    assert [other.step_s for other in selected_plans(bench, 1.001 * plan.step_s)] == [plan.step_s]

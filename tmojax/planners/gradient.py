@@ -1,8 +1,7 @@
 """The gradient planner: relaxation, descent, rounding, exact sweep, local search; and the same without gradient.
 
-Both start from the best plan that other planners of the run have found, or from strategies of their own when there is
-none, so neither is ever slower than what it started from. `local-search` spends as many exact simulations and differs
-in the gradient, and in the selections for whole steps that go with it (`tmojax.planners.whole_step`).
+Both start from the best plans of other planners, or from strategies of their own when there are none, and are never
+slower. `local-search` spends as many simulations, without gradient and selections (`tmojax.planners.whole_step`).
 """
 
 from __future__ import annotations
@@ -200,8 +199,9 @@ class Gradient(Planner):
         if not all(can_relax(view) for view in views):
             found = LocalSearch(self.name, self.search).plan(problem, seed=seed, seeds=seeds)
             return replace(found, details={**found.details, "relaxed_step_s": None})
-        starts = [*find_starts(bench, seeds), *(Start("whole step", found) for found in selected_plans(bench))]
-        starts = state_moved(bench, sorted(starts, key=lambda start: start.candidate.step_s), self.search, seed)
+        starts = find_starts(bench, seeds)
+        faster = selected_plans(bench, _limit_s(starts, ()))
+        starts = state_moved(bench, [*(Start("whole step", plan) for plan in faster), *starts], self.search, seed)
         known = starts[0].candidate if starts else None
         model = relax_problem(problem, views, lenders=find_lenders(bench))
         warm = [

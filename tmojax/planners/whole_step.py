@@ -53,10 +53,11 @@ def whole_step_selections(bench: Workbench) -> Iterator[tuple[DeviceDecision, ..
             yield fitting
 
 
-def selected_plans(bench: Workbench) -> list[Candidate]:
-    """The selections with the fastest policies and staggers."""
+def selected_plans(bench: Workbench, limit_s: float = float("inf")) -> list[Candidate]:
+    """The fastest of the selections, with the fastest policy and stagger, if it takes less than `limit_s`."""
     found = [sweep(bench, decisions) for decisions in whole_step_selections(bench)]
-    return [candidate for candidate in found if isinstance(candidate, Candidate)]
+    plans = [plan for plan in found if isinstance(plan, Candidate) and plan.step_s < limit_s]
+    return sorted(plans, key=lambda plan: plan.step_s)[:1]
 
 
 def _select(bench: Workbench, device: int, capacity_bytes: int) -> DeviceDecision | None:
