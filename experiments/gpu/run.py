@@ -34,6 +34,7 @@ from tmojax.execute import (
     jitted_step,
     named_modules,
     planner_for,
+    segments_text,
     with_measured_durations,
     write_measured_trace,
 )
@@ -139,6 +140,7 @@ def run_runtime(setting: Setting, given: argparse.Namespace) -> dict[str, Any]:
     result = step.step([[setting.batch]], measure=True)
     times, prediction = MeasuredTimes(problem, schedule, result), simulate(problem, schedule, record=True)
     comparison = compare(problem, schedule, prediction, times)
+    print(segments_text(problem, step.segments), file=sys.stderr)
     print(comparison_text(comparison), file=sys.stderr)
     write_measured_trace(given.out / "measured.json", problem, schedule, times)
     write_trace(given.out / "predicted.json", problem, schedule, prediction)

@@ -1,7 +1,8 @@
-"""The JAX networks by plans: with the runtime, op by op, and inside one jitted step."""
+"""The JAX networks by plans: with the runtime, op by op and joined, and inside one jitted step."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,7 @@ import jax
 import numpy as np
 import optax
 from networks import Network, mlp_block, mlp_of, network
-from rows import FINE_SHARES, Row, least, machine_of
+from rows import FINE_SHARES, JOINED, ONE_BY_ONE, WITH_ROOM, Row, least, machine_of
 
 from tmojax import Action, Problem, import_train_step
 from tmojax.check import check
@@ -33,6 +34,9 @@ from tmojax.problem import Schedule, Workload, keep_all_footprint_bytes
 OPTIMIZER = optax.adamw(1e-3)
 GPU = "A100-SXM4-40GB"
 SLOWER = 100  # ops of test size are too fast to hide a copy behind them
+TIMED_STEPS = 15
+ROOM = 0.1  # of the footprint
+ROOMY_PLANNERS = ("keep-all", "ratio-sweep")
 RUNTIME_PLANNERS = ("keep-all", "offload-all", "recompute-all", "ratio-sweep")
 
 
@@ -86,29 +90,57 @@ def shapes_of(batch: Any) -> Any:
 
 
 def runtime_rows(net: Network, params: Any, batch: Any, expected: dict[str, np.ndarray]) -> Iterator[Row]:
-    """The runtime: one row per planner."""
+    """The runtime: by every planner op by op and with joined ops, and with joined ops in plans that leave more room."""
     imported = import_train_step(net.loss, net.params, shapes_of(batch), OPTIMIZER, gpu=GPU, gpus=1, name=net.name)
+    begin = time.perf_counter()
     compiled = CompiledStep(imported, jax.devices()[:1])
+    workload = compiled.workload
+    ops_s = time.perf_counter() - begin
+    roomy = compiled.workload_with_room(int(ROOM * keep_all_footprint_bytes(workload, 0)))
     kept = None
-    for planner in RUNTIME_PLANNERS:
-        problem, schedule, share = least(
-            lambda share: problem_of(net.name, compiled.workload, share), PLANNERS[planner]()
-        )  # fmt: skip
-        step = PlannedStep(compiled, problem, schedule)
-        step.load(params, OPTIMIZER.init(params))
-        result = step.step([[batch]], gradients=True)
-        state = [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(step.state())]
-        kept = kept or state
-        found = {key.removesuffix(".grad"): value for key, value in result.gradients[0].items()}
-        planned = check(problem, schedule).peak_bytes
-        device, host = (problem.machine.devices[0].memory, problem.machine.devices[0].host_memory)
-        names = [memory.name for memory in problem.machine.memories]
-        counts = result.memory[0]
-        yield Row(
-            net.name, "runtime", planner, share, state == kept, largest_difference(found, expected),
-            planned[names[device]], counts[device].counted_peak_bytes,
-            planned[names[host]], counts[host].counted_peak_bytes, within(result),
-        )  # fmt: skip
+    for planner, planned_for, ways in (
+        *((planner, workload, (ONE_BY_ONE, JOINED)) for planner in RUNTIME_PLANNERS),
+        *((planner, roomy, (WITH_ROOM,)) for planner in ROOMY_PLANNERS),
+    ):
+
+        def problem_with(share: float, planned_for: Workload = planned_for) -> Problem:
+            return problem_of(net.name, planned_for, share)
+
+        problem, schedule, share = least(problem_with, PLANNERS[planner]())
+        for way in ways:
+            segments = "ops" if way == ONE_BY_ONE else "joined"
+            begin = time.perf_counter()
+            step = PlannedStep(compiled, problem, schedule, segments=segments)
+            compile_s = ops_s if segments == "ops" else time.perf_counter() - begin
+            step.load(params, OPTIMIZER.init(params))
+            result = step.step([[batch]], gradients=True)
+            state = [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(step.state())]
+            kept = kept or state
+            found = {key.removesuffix(".grad"): value for key, value in result.gradients[0].items()}
+            planned = check(problem, schedule).peak_bytes
+            device, host = (problem.machine.devices[0].memory, problem.machine.devices[0].host_memory)
+            names = [memory.name for memory in problem.machine.memories]
+            counts, own = result.memory[0], step.segments[0]
+            yield Row(
+                net.name, way, planner, share, state == kept if segments == "ops" else None,
+                largest_difference(found, expected),
+                planned[names[device]], counts[device].counted_peak_bytes,
+                planned[names[host]], counts[host].counted_peak_bytes, within(result),
+                ops=sum(len(segment.nodes) for segment in own), programs=len(own),
+                different=len({id(segment.compiled.executable) for segment in own}),
+                temporary_bytes=max(segment.compiled.workspace_bytes for segment in own),
+                compile_s=compile_s, step_s=median_s(step, batch),
+            )  # fmt: skip
+
+
+def median_s(step: PlannedStep, batch: Any) -> float:
+    """Median time of a step."""
+    taken = []
+    for _ in range(TIMED_STEPS):
+        begin = time.perf_counter()
+        step.step([[batch]])
+        taken.append(time.perf_counter() - begin)
+    return float(np.median(taken))
 
 
 def within(result: StepResult) -> bool:

@@ -14,6 +14,10 @@ from tmojax.problem import Kind, Machine, Problem, Schedule
 SHARES = range(40, 101, 5)
 FINE_SHARES = range(40, 101, 2)
 
+ONE_BY_ONE, JOINED, WITH_ROOM = "runtime, op by op", "runtime", "runtime, room"  # ways out by the JAX runtime
+JOINED_HEAD = """\
+| network | plan | ops | programs | different | compiling | step | temporaries |
+|---|---|---|---|---|---|---|---|"""
 HEAD = """\
 | network | way out | plan | memory | gradients | planned | counted | host planned | host counted |
 |---|---|---|---|---|---|---|---|---|"""
@@ -24,7 +28,9 @@ class Row:
     """A network by a plan. `share`: of the footprint, that a device has. `same_bits`: as the step that keeps everything
     (None: not compared bit for bit). `difference`: largest of a gradient to the ordinary step, relative to its largest
     number. Bytes: the most at any time on a device and on its host; 0 counted where nothing could be counted.
-    `refused`: why the way out takes no plan of this network."""
+    `refused`: why the way out takes no plan of this network. Of the runtime also: ops that run in a step, programs that
+    run them, how many of these are different, the most bytes of temporaries that one of them has, seconds of
+    compilation (of the ops, and what joining adds to that) and of a step."""
 
     network: str
     way: str
@@ -38,6 +44,12 @@ class Row:
     host_counted_bytes: int
     within_plan: bool
     refused: str = ""
+    ops: int = 0
+    programs: int = 0
+    different: int = 0
+    temporary_bytes: int = 0
+    compile_s: float = 0.0
+    step_s: float = 0.0
 
     def text(self) -> str:
         if self.refused:
@@ -52,6 +64,16 @@ class Row:
             f"| {self.network} | {self.way} | {self.plan} | {self.share:g} | {bits} | {self.planned_bytes:,} | "
             f"{counted}{over} | {self.host_planned_bytes:,} | {self.host_counted_bytes:,} |"
         )
+
+    def joined_text(self, single: Row) -> str:
+        """What joining the ops makes of a plan, beside the same plan op by op."""
+        plan = f"{self.plan}, room" if self.way == WITH_ROOM else self.plan
+        cells = (
+            self.network, plan, self.ops, f"{single.programs} to {self.programs}",
+            f"{single.different} to {self.different}", f"+ {self.compile_s / single.compile_s:.1f}",
+            f"{self.step_s / single.step_s:.2f}", f"{single.temporary_bytes:,} to {self.temporary_bytes:,}",
+        )  # fmt: skip
+        return "| " + " | ".join(map(str, cells)) + " |"
 
     def record(self) -> dict[str, Any]:
         return asdict(self)

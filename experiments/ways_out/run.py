@@ -1,7 +1,7 @@
 """Five networks by plans, in every way out: `python experiments/ways_out/run.py [--networks ...] [--ways ...]`.
 
 Writes results/NETWORK.jax.json and results/NETWORK.torch.json, one after the other, and from all that are there the
-table in results/table.md and in docs/run-a-plan.md. Without PyTorch its rows stay as they are.
+tables in results/table.md, results/joined.md and docs/run-a-plan.md. Without PyTorch its rows stay as they are.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import importlib.util
 import json
 from pathlib import Path
 
-from rows import HEAD, Row
+from rows import HEAD, JOINED, JOINED_HEAD, ONE_BY_ONE, WITH_ROOM, Row
 
 from tmojax.problem.strict_json import write_text
 
@@ -20,6 +20,7 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 DOCUMENT = HERE.parents[1] / "docs" / "run-a-plan.md"
 BEGIN, END = "<!-- table of networks: begin -->\n", "<!-- table of networks: end -->\n"
+JOINED_BEGIN, JOINED_END = "<!-- table of joined ops: begin -->\n", "<!-- table of joined ops: end -->\n"
 NETWORKS = ("mlp", "gpt2", "resnet", "vit", "scanned")
 WAYS = ("jax", "torch")
 
@@ -48,6 +49,22 @@ def table(folder: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
+def joined_table(folder: Path) -> str:
+    """What joining ops makes of the plans of the runtime."""
+    lines = [JOINED_HEAD]
+    for name in NETWORKS:
+        rows = [Row(**row) for row in json.loads((folder / f"{name}.jax.json").read_text())["rows"]]
+        single = {row.plan: row for row in rows if row.way == ONE_BY_ONE}
+        lines += [row.joined_text(single[row.plan]) for row in rows if row.way in (JOINED, WITH_ROOM)]
+    return "\n".join(lines) + "\n"
+
+
+def shown(text: str, begin: str, end: str, content: str) -> str:
+    """The text with `content` between two marks."""
+    before, rest = text.split(begin)
+    return before + begin + content + end + rest.split(end)[1]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=NETWORKS)
@@ -64,9 +81,9 @@ def main() -> None:
             write_text(RESULTS / f"{name}.{way}.json", json.dumps(about, indent=1) + "\n")
             print("\n".join(row.text() for row in rows), flush=True)
     write_text(RESULTS / "table.md", table(RESULTS))
-    text = DOCUMENT.read_text()
-    before, rest = text.split(BEGIN)
-    write_text(DOCUMENT, before + BEGIN + table(RESULTS) + END + rest.split(END)[1])
+    write_text(RESULTS / "joined.md", joined_table(RESULTS))
+    text = shown(DOCUMENT.read_text(), BEGIN, END, table(RESULTS))
+    write_text(DOCUMENT, shown(text, JOINED_BEGIN, JOINED_END, joined_table(RESULTS)))
 
 
 if __name__ == "__main__":

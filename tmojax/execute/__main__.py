@@ -1,4 +1,4 @@
-"""`python -m tmojax.execute CONFIG [-o key.path=value]... [--steps N] [--measure] [--out FOLDER]` (docs/run-a-plan.md).
+"""`python -m tmojax.execute CONFIG [-o key.path=value]... [options]` (docs/run-a-plan.md).
 
 Plans the model of a configuration with its planners, and runs the fastest plan on the devices of this process, with
 random parameters and inputs: for bytes and times, not for learning.
@@ -54,20 +54,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "the second is compared with what the simulator makes of them",
     )
     parser.add_argument(
+        "--segments",
+        choices=("joined", "ops"),
+        default="joined",
+        help="ops between two transfer points as one program (default), or each alone",
+    )
+    parser.add_argument(
         "--out", type=Path, default=Path("runs/execute"), help="folder for problem, plan, traces and pictures"
     )
     given = parser.parse_args(arguments)
     try:
         if given.steps < 1:
             raise InputError(f"--steps: {given.steps} must be at least 1")
-        _run(load_config(given.config, given.overrides), given.steps, given.measure, given.out)
+        _run(load_config(given.config, given.overrides), given.steps, given.measure, given.segments, given.out)
     except TmojaxError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     return 0
 
 
-def _run(config: RunConfig, steps: int, measure: bool, out: Path) -> None:
+def _run(config: RunConfig, steps: int, measure: bool, segments: str, out: Path) -> None:
     if not isinstance(config.workload, ModelWorkload):
         raise InputError('workload.kind: only a "model" can be executed; a file or a synthetic workload has no step')
     if config.pipeline is not None:
@@ -84,7 +90,7 @@ def _run(config: RunConfig, steps: int, measure: bool, out: Path) -> None:
     write_problem(out / "problem.json", problem)
     name, schedule, step_s = _fastest(config, problem)
     write_plan(out / "plan.json", PlanFile(schedule, problem_hash(problem), name, "feasible", step_s, seed=config.seed))
-    step = PlannedStep(compiled, problem, schedule)
+    step = PlannedStep(compiled, problem, schedule, segments=segments)
     rng = np.random.default_rng(config.seed)
     traced = imported.traced
     state = _filled(rng, traced.state_tree, compiled, 0)

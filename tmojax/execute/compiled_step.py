@@ -19,7 +19,7 @@ from tmojax.execute.collectives import AllReduce
 from tmojax.execute.functions import StepFunctions
 from tmojax.execute.segments import Compiled, Run, SegmentCompiler, array_bytes
 from tmojax.importers.jax_importer import ImportedStep
-from tmojax.problem import Program, Workload
+from tmojax.problem import Op, Program, Workload
 
 POINTER_BYTES = 8
 
@@ -58,6 +58,20 @@ class CompiledStep:
         for device, program in enumerate(self._imported.device_program):
             programs[program] = self._with_workspace(programs[program], device)
         return replace(self._imported, programs=tuple(programs))
+
+    def workload_with_room(self, room_bytes: int) -> Workload:
+        """`workload` with at least `room_bytes` of workspace for every op.
+
+        Joined ops need more beside their tensors than single ones, and are joined as far as the plan leaves room: the
+        more of it, the fewer programs. Raises InputError for a negative size.
+        """
+        if room_bytes < 0:
+            raise InputError(f"room_bytes: {room_bytes} must be at least 0")
+        programs = []
+        for program in self.workload.programs:
+            ops = (op if op.collective else _with_at_least(op, room_bytes) for op in program.ops)
+            programs.append(replace(program, ops=tuple(ops)))
+        return replace(self.workload, programs=tuple(programs))
 
     def _with_workspace(self, program: Program, device: int) -> Program:
         # Ops that are joined return more arrays than one, and the compiler allocates a table of pointers to them.
@@ -129,6 +143,10 @@ class CompiledStep:
                         f"op {op.name!r}: compiled it needs {needed} bytes of workspace, and the plan counts "
                         f"{op.workspace_bytes}; plan `CompiledStep.workload`, which counts them"
                     )
+
+
+def _with_at_least(op: Op, room_bytes: int) -> Op:
+    return replace(op, workspace_bytes=max(op.workspace_bytes, room_bytes))
 
 
 def choose_devices(needed: int, devices: Sequence[Any] | None) -> list[Any]:

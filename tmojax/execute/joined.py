@@ -107,12 +107,12 @@ class _Choice:
 
     def _longest(self, stretch: Sequence[Node], most: int) -> Extent:
         """At most `most` instructions: as many as fit, and half as many each time that they do not."""
-        extents = self._joining.extents(stretch)
+        extents = self._joining.extents(stretch[:most])
         while True:
-            extent = next(extent for extent in reversed(extents) if extent.count <= max(most, 1))
+            extent = next(extent for extent in reversed(extents) if extent.count <= most)
             if extent.count == 1 or self._needed_bytes(stretch[: extent.count]) <= extent.limit_bytes:
                 return extent
-            most = extent.count // 2
+            most = extent.count // 2  # at least 1
 
     def _needed_bytes(self, nodes: Sequence[Node]) -> int:
         kept = self._joining.kept(nodes)

@@ -71,14 +71,12 @@ class Ledger:
 
         `own`: instructions that are about to be dispatched together; what waits for them is not waited for.
         """
-        changes = self._pending[memory]
+        changes, together = self._pending[memory], frozenset(own)
         place = settled = self._settled[memory]
         while place < len(changes) and changes[place].change.position < position:
-            if own and not set(own).isdisjoint(changes[place].change.after_end):
-                place += 1
-                continue
-            self._settle(changes[place])
-            settled += place == settled
+            if together.isdisjoint(changes[place].change.after_end):
+                self._settle(changes[place])
+                settled += place == settled  # of what is settled, only the front need not be looked at again
             place += 1
         self._settled[memory] = max(self._settled[memory], settled)
 

@@ -1,6 +1,7 @@
 """Steps whose ops are joined between transfer points: fewer programs, the same numbers, the planned bytes."""
 
 import json
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -108,6 +109,24 @@ def test_a_joined_step_is_measured_traced_and_described(case, tmp_path):
     assert all(e["args"]["temporary_bytes"] >= 0 for e in joined)
     text = segments_text(problem, step.segments)
     assert f"gpu0: {len(step.segments[0])} programs for " in text and len(text.splitlines()) == 4
+
+
+def test_room_joins_more_ops_and_is_planned(case, op_by_op):
+    """An op of a plan with room may be joined with others whose tensors the plan has freed by then."""
+    counts = []
+    for room_bytes in (0, case.footprint_bytes // 4):
+        problem = replace(case.problem(1.3), workload=case.compiled.workload_with_room(room_bytes))
+        step = planned(case, problem, plan(problem, "keep-all"), "joined")
+        result = step.step(case.batches(), gradients=True)
+        assert largest_difference(result.gradients[3], op_by_op[0].gradients[0]) < TOLERANCE
+        for memories in result.memory:
+            assert all(
+                size <= count.planned_bytes[at] for count in memories for at, size in count.counted_bytes.items()
+            )
+        counts.append(len(step.segments[0]))
+    assert counts[1] < counts[0] / 2
+    with pytest.raises(InputError, match="room_bytes: -1 must be at least 0"):
+        case.compiled.workload_with_room(-1)
 
 
 def test_an_unknown_setting(case):

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from steps import identical, perceptron, plan, planned
+from steps import identical, largest_difference, perceptron, plan, planned
 
 from tmojax.check import check
 from tmojax.importers.micro_batch_orders import BreadthFirst, offer_orders
@@ -27,3 +27,7 @@ def test_breadth_first_gives_the_bits_of_the_default_order(name):
     found = step.step(case.batches(), gradients=True)
     assert all(identical(found.gradients[device], expected.gradients[0]) for device in range(4))
     assert found.loss == expected.loss and identical(step.state(), kept.state())
+    joined = planned(case, problem, schedule, "joined")
+    joined.step(case.batches())
+    assert largest_difference(joined.state()[:2], kept.state()[:2]) < 2e-5
+    assert len(joined.segments[0]) < len(step.segments[0])
