@@ -1,4 +1,5 @@
-"""Every planner on every instance of configs/bench, then tables and figures. See README.md.
+"""Every planner on every instance of configs/bench (--held-out: of configs/held-out), then tables and figures. See
+README.md.
 
 What an instance is (size, capacity, bound) and each (instance, rival) is one file, written when it is complete, and not
 made again while its definition is the same; so a run that was stopped goes on where it was.
@@ -22,6 +23,7 @@ from experiments.recorded import exit_with, parsed, planned
 from tmojax.bounds import bound
 from tmojax.build import build_problem
 from tmojax.config import RunConfig, load_config
+from tmojax.errors import InputError
 from tmojax.planners.base import Planner, PlanResult
 from tmojax.planners.orders import Orders
 from tmojax.planners.simple import KeepAll
@@ -32,7 +34,7 @@ from tmojax.report.provenance import provenance
 from tmojax.report.summary import json_values
 
 HERE = Path(__file__).resolve().parent
-SUITE = HERE.parents[1] / "configs" / "bench"
+CONFIGS = HERE.parents[1] / "configs"
 LIMIT_S = 120.0  # of each solve of an integer programme
 BOUND_LIMIT_S = 60.0  # of the lower bound: more than in a run, so that it depends less on other load
 QUICK_INSTANCES = ("prototype-4gpu-k1-f1.33-offload", "prototype-4gpu-sync-k1-f2")
@@ -42,14 +44,17 @@ Record = dict[str, Any]
 
 
 def main() -> int:
-    known = sorted(path.stem for path in SUITE.glob("*.toml"))
-    arguments = _arguments(known)
-    out: Path = arguments.out
+    arguments = _arguments()
+    suite, home = (CONFIGS / "held-out", HERE / "held-out") if arguments.held_out else (CONFIGS / "bench", HERE)
+    known = sorted(path.stem for path in suite.glob("*.toml"))
+    if unknown := sorted(set(arguments.instance) - set(known)):
+        raise InputError(f"--instance: there is no {unknown[0]!r} in configs/{suite.name}; choose from {known}")
+    out: Path = home / "results" if arguments.out == HERE / "results" else arguments.out
     for folder in ("instances", "runs"):
         (out / folder).mkdir(parents=True, exist_ok=True)
     if not arguments.table:
         names = arguments.instance or (QUICK_INSTANCES if arguments.quick else known)
-        cases = {name: _Case(name, out, arguments.limit) for name in names}
+        cases = {name: _Case(suite / f"{name}.toml", out, arguments.limit) for name in names}
         searches, models = (quick(SEARCHES), quick(MODELS)) if arguments.quick else (SEARCHES, MODELS)
         # What takes least first: heuristics on everything, then searches, small instances before large ones.
         for group in (HEURISTICS, searches, models if arguments.rivals or arguments.rival else ()):
@@ -58,15 +63,16 @@ def main() -> int:
                 cases[name].run(wanted)
     runs = [json.loads(path.read_text()) for path in sorted((out / "runs").glob("*/*.json"))]
     facts = {path.stem: json.loads(path.read_text()) for path in sorted((out / "instances").glob("*.json"))}
-    readme = HERE / "README.md" if out == HERE / "results" else None
+    readme = home / "README.md" if out == home / "results" else None
     mistakes = write_tables(runs, facts, known, out, readme)
     print("\n".join(mistakes) or f"{len(runs)} runs on {len(facts)} instances in {out}; every plan is valid")
     return 1 if mistakes else 0
 
 
-def _arguments(known: list[str]) -> argparse.Namespace:
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="experiments.quality.run", description=__doc__)
-    parser.add_argument("--instance", action="append", default=[], choices=known, metavar="NAME",
+    parser.add_argument("--held-out", action="store_true", help="the held-out instances in place of the suite")
+    parser.add_argument("--instance", action="append", default=[], metavar="NAME",
                         help="only this instance (repeatable)")  # fmt: skip
     names = [rival.name for rival in (*HEURISTICS, *SEARCHES, *MODELS)]
     parser.add_argument("--rival", action="append", default=[], choices=names, metavar="NAME",
@@ -88,9 +94,9 @@ def _effort(out: Path, name: str) -> tuple[float, str]:
 class _Case:
     """One instance; its problem, bound and heuristic plans are made when the first missing file needs them."""
 
-    def __init__(self, name: str, out: Path, limit_s: float) -> None:
-        self.name, self.out, self.limit_s = name, out, limit_s
-        self.config: RunConfig = load_config(SUITE / f"{name}.toml")
+    def __init__(self, path: Path, out: Path, limit_s: float) -> None:
+        self.path, self.name, self.out, self.limit_s = path, path.stem, out, limit_s
+        self.config: RunConfig = load_config(path)
         posed = {key: value for key, value in self.config.document.items() if key not in ("planners", "output")}
         self.digest = hashlib.sha256(readable_text(json_values(posed)).encode()).hexdigest()[:16]
         self.problem: Problem | None = None
@@ -129,7 +135,7 @@ class _Case:
                 "definition": self.digest,
                 "commit": provenance(seed=SEED, command_line=())["git_commit"],
                 "problem_hash": problem_hash(problem),
-                "words": (SUITE / f"{self.name}.toml").read_text().splitlines()[0].removeprefix("# Benchmark suite: "),
+                "words": self.path.read_text().splitlines()[0].partition(": ")[2],
                 "gpus": workload.device_count,
                 "micro_batches": self.config.micro_batches,  # a pipeline's workload has them all in one
                 "actions": sorted(problem.actions),
