@@ -128,10 +128,8 @@ def _emit(problem, view, decision, step: UnrolledStep, release, prefetch, number
     sizes = np.array([tensor.size_bytes for tensor in program.tensors], np.int64)
     copied = np.where((rows["memory"] == lender) | (rows["to_memory"] == lender), 0, row_bytes(machine, sizes, rows))
     moved = tuple(int(copied[rows["kind"] == kind].sum()) for kind in (Kind.OFFLOAD, Kind.PREFETCH))
-    initial = tuple(
-        Placement(tensor, (device.host_memory if rest == Rest.ON_HOST else device.memory,))
-        for tensor, rest in zip(view.state_tensor.tolist(), decision.state_out.tolist(), strict=True)
-    )
+    memory = np.where(decision.state_out == Rest.ON_HOST, device.host_memory, device.memory).tolist()
+    initial = tuple(Placement(tensor, (at,)) for tensor, at in zip(view.state_tensor.tolist(), memory, strict=True))
     host_bytes = host_peak_bytes(problem, number, rows, initial)
     found = DeviceList(rows, compute_row, _progress_s(problem, view, decision, step, sizes), moved, initial, host_bytes)  # type: ignore[arg-type]
     if decision.borrows:

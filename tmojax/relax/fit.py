@@ -34,6 +34,55 @@ def share_clean_copies(gaps: np.ndarray, release: np.ndarray, prefetch: np.ndarr
 
 
 @njit(cache=True)
+def state_gaps(tensors, sizes, on_host, shortest, use_ptr, run, changes, total, profile):  # pragma: no cover - compiled
+    """Rows of the gap table for state tensors [S] that leave, whose absence is taken out of `profile` [U + 1] (as
+    changes from run to run).
+
+    run, changes: those of tensor s at `[use_ptr[s]:use_ptr[s + 1]]`, in order. on_host [S]: it comes before its first
+    use, leaves in gaps of more than `shortest` [S] runs between two uses, and for good behind the last one; the host
+    copy stays all the time, so what has not changed leaves without a copy. The others are on the device at both ends of
+    the step and leave in every gap of more than `shortest` runs; where the first use is far from the start of the step,
+    the first gap begins behind the first run.
+    """
+    rows = np.empty((run.size + 2 * tensors.size, 10), np.int64)
+    n = 0
+    for s in range(tensors.size):
+        begin, end, size = use_ptr[s], use_ptr[s + 1], sizes[s]
+        if on_host[s]:
+            if begin == end:
+                continue
+            before, changed = run[begin], changes[begin]  # changed since the gap before
+            ever = changed
+            profile[before] += size
+            profile[run[end - 1] + 1] -= size
+            rows[n] = (tensors[s], 0, size, -1, -1, before, 1, 0, -1, 0)
+            n += 1
+            for use in range(begin + 1, end):
+                if run[use] - before > shortest[s]:
+                    profile[before + 1] -= size
+                    profile[run[use]] += size
+                    written = before if ever == 1 else -1
+                    clean = 1 if ever == 1 and changed == 0 else 0
+                    rows[n] = (tensors[s], 0, size, written, before, run[use], 1, clean, -1, 0)
+                    n += 1
+                    changed = 0
+                before, changed, ever = run[use], max(changed, changes[use]), max(ever, changes[use])
+            rows[n] = (tensors[s], 0, size, before if ever == 1 else -1, before, total, 1, 0, -1, 0)
+            n += 1
+            continue
+        before, changed = 0, 1  # nothing is on the host yet
+        for use in range(begin, end):
+            if run[use] - before > shortest[s]:
+                profile[before + 1] -= size
+                profile[run[use]] += size
+                rows[n] = (tensors[s], 0, size, before, before, run[use], 0, 1 - changed, -1, 0)
+                n += 1
+                changed = 0
+            before, changed = run[use], max(changed, changes[use])
+    return rows[:n]
+
+
+@njit(cache=True)
 def fit(profile, gaps, capacity, lookahead, release_at_once):  # pragma: no cover - compiled
     """(release_before_run [M], resident_from_run [M], failed run or -1).
 

@@ -16,7 +16,7 @@ import numpy as np
 from tmojax.problem import PLAIN, Kind, Lifetime, Problem
 from tmojax.problem.step_view import StepView
 from tmojax.relax.decisions import DeviceDecision, Rest
-from tmojax.relax.fit import END, TENSOR, TO_PEER, WRITTEN
+from tmojax.relax.fit import END, TENSOR, TO_PEER, WRITTEN, state_gaps
 from tmojax.relax.template import Template
 
 # A gap of a state tensor is worth a trip to the host if it spans more than this part of a micro-batch's runs.
@@ -42,15 +42,18 @@ class UnrolledStep:
 
 @dataclass(frozen=True, eq=False)
 class _Layout:
-    """What of a device's step does not depend on decisions. step_uses[tensor]: (places among the step ops, which
-    change it)."""
+    """What of a device's step does not depend on decisions. step_uses[tensor]: its places among the step ops.
+    step_use_tensor, step_use_place, step_use_changes [N]: the same as arrays, and whether that op changes it (1, 0)."""
 
     sizes: np.ndarray
     step_ops: np.ndarray
     slot_before: np.ndarray
     workspace: np.ndarray
     collective: np.ndarray
-    step_uses: dict[int, tuple[list[int], list[bool]]]
+    step_uses: dict[int, list[int]]
+    step_use_tensor: np.ndarray
+    step_use_place: np.ndarray
+    step_use_changes: np.ndarray
     step_made: tuple[int, ...]
     step_inputs: tuple[int, ...]
 
@@ -62,22 +65,23 @@ def _layout(problem: Problem, view: StepView) -> _Layout:
     if view not in _layouts:
         program = problem.workload.program(view.device)
         step_ops = [index for index, op in enumerate(program.ops) if op.step_op]
-        uses: dict[int, tuple[list[int], list[bool]]] = {}
+        uses: dict[int, list[int]] = {}
+        changes: list[tuple[int, int, bool]] = []
         for place, index in enumerate(step_ops):
             op = program.ops[index]
             for tensor in (*op.reads, *op.writes, *op.updates):
-                places, changes = uses.setdefault(tensor, ([], []))
-                places.append(place)
-                changes.append(tensor in op.updates)
+                uses.setdefault(tensor, []).append(place)
+                changes.append((tensor, place, tensor in op.updates))
         made = [t for t in uses if program.producer[t] != -1 and program.ops[program.producer[t]].step_op]
         inputs = [t for t in uses if program.producer[t] == -1 and program.tensors[t].lifetime is Lifetime.STEP]
+        step_uses = np.array(changes, np.int64).reshape(-1, 3)
         _layouts[view] = _Layout(
             np.array([tensor.size_bytes for tensor in program.tensors], np.int64),
             np.array(step_ops, np.int64),
             np.searchsorted(view.slot_op, step_ops) - 1,
             np.array([op.workspace_bytes for op in program.ops], np.int64),
             np.array([bool(op.collective) for op in program.ops]),
-            uses, tuple(made), tuple(inputs),
+            uses, step_uses[:, 0], step_uses[:, 1], step_uses[:, 2], tuple(made), tuple(inputs),
         )  # fmt: skip
     return _layouts[view]
 
@@ -172,7 +176,7 @@ class _Unroller:
         np.add.at(self.profile, end + 1, -size)
 
     def _last_step_run(self, tensor: int) -> int:
-        return int(self.step_place[self.layout.step_uses[tensor][0][-1]])
+        return int(self.step_place[self.layout.step_uses[tensor][-1]])
 
     def _lives(self) -> None:
         for template, batches, place in self._parts():
@@ -218,7 +222,7 @@ class _Unroller:
         """Tensors that live among the step ops only; those that no op writes come from the host."""
         for tensors, from_host in ((self.layout.step_made, False), (self.layout.step_inputs, True)):
             index = np.array(tensors, np.int64)
-            first = np.array([self.step_place[self.layout.step_uses[t][0][0]] for t in tensors], np.int64)
+            first = np.array([self.step_place[self.layout.step_uses[t][0]] for t in tensors], np.int64)
             final = np.array([self._last_step_run(t) for t in tensors], np.int64)
             self._occupy(first, final, self.layout.sizes[index])
             self._free(final, index, np.zeros(len(index), np.int64))
@@ -229,64 +233,27 @@ class _Unroller:
         view, sizes = self.view, self.layout.sizes
         rests = self.decision.state_out.astype(np.int8)
         self.profile[0] += sizes[view.state_tensor[rests != Rest.ON_HOST]].sum()
-        hosted = view.state_tensor[rests == Rest.ON_HOST].tolist()
-        rows: list[tuple[int, ...]] = []
-        shortest = max(2, int(self.body * LONG_GAP))
-        resting = set(view.state_tensor[view.state_resting].tolist())
-        for tensor in hosted:
-            rows += self._hosted(tensor, self.total if tensor in resting else shortest)
-        for tensor in view.state_tensor[rests == Rest.AWAY].tolist():
-            size = int(sizes[tensor])
-            for before, after, changed in self._long_gaps(tensor, shortest):
-                self.profile[before + 1] -= size
-                self.profile[after] += size
-                rows.append((tensor, 0, size, before, before, after, 0, 0 if changed else 1, PLAIN, 0))
-        self.gaps.append(np.array(rows, np.int64).reshape(-1, TO_PEER + 1))
+        leaves = np.flatnonzero(rests != Rest.ON_DEVICE)
+        tensors, on_host = view.state_tensor[leaves], rests[leaves] == Rest.ON_HOST
+        shortest = np.where(on_host & view.state_resting[leaves], self.total, max(2, int(self.body * LONG_GAP)))
+        use_ptr, run, changes = self._state_uses(tensors)
+        self.gaps.append(
+            state_gaps(tensors, sizes[tensors], on_host, shortest, use_ptr, run, changes, self.total, self.profile)
+        )
 
-    def _hosted(self, tensor: int, shortest: int) -> list[tuple[int, ...]]:
-        """Rows of a state tensor that rests on the host: it comes before its first use, leaves in gaps of more than
-        `shortest` runs between two uses, and for good behind the last one. The host copy stays all the time, so what
-        has not changed leaves without a copy."""
-        uses, size = self._state_uses(tensor), int(self.layout.sizes[tensor])
-        if not uses:
-            return []
-        first, final = uses[0][0], uses[-1][0]
-        self.profile[first] += size
-        self.profile[final + 1] -= size
-        rows = [(tensor, 0, size, -1, -1, first, 1, 0, PLAIN, 0)]
-        before, changed = uses[0]  # changed since the gap before
-        ever = changed
-        for run, changes in uses[1:]:
-            if run - before > shortest:
-                self.profile[before + 1] -= size
-                self.profile[run] += size
-                written = before if ever else -1
-                rows.append((tensor, 0, size, written, before, run, 1, 1 if ever and not changed else 0, PLAIN, 0))
-                changed = False
-            before, changed, ever = run, changed or changes, ever or changes
-        rows.append((tensor, 0, size, final if ever else -1, final, self.total, 1, 0, PLAIN, 0))
-        return rows
-
-    def _state_uses(self, tensor: int) -> list[tuple[int, bool]]:
-        """(run, changes it) of all uses of a state tensor, in order."""
-        runs = [
-            (place, changes)
-            for template, _, places in self._parts()
-            for run, changes in template.state_runs.get(tensor, [])
-            for place in places[:, run].tolist()
-        ]
-        places, changes_by_step = self.layout.step_uses.get(tensor, ([], []))
-        runs += [(int(self.step_place[place]), changed) for place, changed in zip(places, changes_by_step, strict=True)]
-        return sorted(runs)
-
-    def _long_gaps(self, tensor: int, shortest: int):
-        """(last run before, first run after, content changed since the gap before) of the gaps of a state tensor.
-
-        Where its first use is far from the start of the step, the first gap begins behind the first run.
-        """
-        before, changed = 0, True  # nothing is on the host yet
-        for run, changes in self._state_uses(tensor):
-            if run - before > shortest:
-                yield before, run, changed
-                changed = False
-            before, changed = run, changed or changes
+    def _state_uses(self, tensors: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(first use of each of the state tensors [S + 1], run [N], changes it [N]) of all their uses, in order."""
+        place_of = np.full(len(self.layout.sizes), -1)
+        place_of[tensors] = np.arange(len(tensors))
+        layout = self.layout
+        uses = [(layout.step_use_tensor, self.step_place[layout.step_use_place], layout.step_use_changes)]
+        for template, batches, places in self._parts():
+            uses.append((
+                np.tile(template.state_tensor, len(batches)), places[:, template.state_run].ravel(),
+                np.tile(template.state_changes, len(batches)),
+            ))  # fmt: skip
+        tensor, run, changes = (np.concatenate(column) for column in zip(*uses, strict=True))
+        place = place_of[tensor]
+        order = np.lexsort((changes, run, place))
+        order = order[np.searchsorted(place[order], 0) :]
+        return np.searchsorted(place[order], np.arange(len(tensors) + 1)), run[order], changes[order]
