@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -167,3 +168,17 @@ def test_neutral_interference_changes_nothing():
         other = prepared.run(link_policies=policies, steps=steps, op_scale=scale, record=True)
         for a, b in zip(one.end_s, other.end_s, strict=True):
             assert a.tolist() == b.tolist()
+
+
+@few
+@given(seeds, seeds)
+def test_a_list_that_was_seen_before_is_simulated_as_if_it_were_new(seed, other):
+    problem, schedule, policies, steps = random_case(seed)
+    second = random_schedule(problem, np.random.default_rng(other))
+    at_host = tuple(tuple(replace(p, memories=(0, *p.memories)) for p in placed) for placed in schedule.initial)
+    for one in (schedule, second, schedule, replace(schedule, initial=at_host)):
+        again = replace(problem)  # another object: nothing is known of it
+        known, new = (simulate(which, one, link_policies=policies, steps=steps) for which in (problem, again))
+        assert known.step_s == new.step_s
+        for mine, others in zip(known.end_s, new.end_s, strict=True):
+            np.testing.assert_array_equal(mine, others)

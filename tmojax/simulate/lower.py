@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tmojax.errors import InputError
-from tmojax.problem import COMPUTE_STREAM, FIRST_ENGINE_STREAM, Kind, Problem, Schedule
+from tmojax.problem import COMPUTE_STREAM, FIRST_ENGINE_STREAM, INSTRUCTION, Kind, Problem, Schedule
 from tmojax.simulate.arrays import Graph
 from tmojax.simulate.columns import Columns, columns_of
 from tmojax.simulate.hazards import order_list
 from tmojax.simulate.jit import compiled
 from tmojax.simulate.kernel import COLLECTIVE, INSTANT, TIMER
 from tmojax.simulate.tables import ProblemTable, table_of
+
+MOST_ROWS_KEPT = 300_000  # instructions of lists of one problem that are not lowered again when they come back
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,8 @@ def lower(problem: Problem, schedule: Schedule, steps: int = 1) -> Lowered:
     if steps < 1:
         raise InputError(f"steps: {steps} must be at least 1")
     table = table_of(problem)
-    lists = [columns_of(problem, table, schedule, device) for device in range(devices)]
+    parts = [_part(problem, table, schedule, device) for device in range(devices)]
+    lists = [part.columns for part in parts]
     length = np.array([columns.node_kind.size for columns in lists], np.int64)
     first = np.concatenate(([0], np.cumsum(length * steps)))
     extra = _Nodes(int(first[-1]))
@@ -110,8 +114,8 @@ def lower(problem: Problem, schedule: Schedule, steps: int = 1) -> Lowered:
     targets = [np.array(extra.targets, np.int64)]
     auxiliary_device: list[NDArray] = []
     nodes = extra.count
-    for device, columns in enumerate(lists):
-        source, target, added = _ordered(problem, table, columns, device, steps)
+    for device, part in enumerate(parts):
+        source, target, added = part.edges if steps == 1 else _ordered(problem, table, part.columns, device, steps)
         total = length[device] * steps
         sources.append(np.where(source < total, source + first[device], source - total + nodes))
         targets.append(np.where(target < total, target + first[device], target - total + nodes))
@@ -161,6 +165,40 @@ def lower(problem: Problem, schedule: Schedule, steps: int = 1) -> Lowered:
     return Lowered(
         graph, work_s, size, effect, first, length, steps, instruction_kind, stream == COMPUTE_STREAM, member.size > 0
     )
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What of one list does not depend on the others: its columns, and the edges inside it when it is issued once."""
+
+    columns: Columns
+    edges: tuple[NDArray, NDArray, int]
+
+
+# By device, content of the list and of the placement; the last used stand last.
+_parts: WeakKeyDictionary[ProblemTable, dict[tuple[int, bytes, bytes], _Part]] = WeakKeyDictionary()
+
+
+def _part(problem: Problem, table: ProblemTable, schedule: Schedule, device: int) -> _Part:
+    """The part of a list. Searches change the list of one device at a time, so those seen last are kept."""
+    rows, key = schedule.lists[device], None
+    known = _parts.setdefault(table, {})
+    if rows.dtype == INSTRUCTION and len(schedule.initial) == problem.workload.device_count:
+        alone = (rows["owner"] < 0).all()
+        placed = schedule.initial[device : device + 1] if alone else schedule.initial
+        numbers = [n for one in placed for item in one for n in (item.tensor, len(item.memories), *item.memories)]
+        key = (device, rows.tobytes(), np.array(numbers, np.int64).tobytes())
+        if key in known:
+            known[key] = known.pop(key)
+            return known[key]
+    columns = columns_of(problem, table, schedule, device)
+    part = _Part(columns, _ordered(problem, table, columns, device, 1))
+    if key is not None:
+        known[key] = part
+        kept = sum(item.columns.work_s.size for item in known.values())
+        while kept > MOST_ROWS_KEPT:
+            kept -= known.pop(next(iter(known))).columns.work_s.size
+    return part
 
 
 def _ordered(problem: Problem, table: ProblemTable, columns: Columns, device: int, steps: int):
