@@ -30,8 +30,8 @@ class SearchSettings:
     problems take bounded time. second_share: part of them that goes to a second start. start_threshold: relative
     slow-down accepted at first; it falls linearly to zero."""
 
-    evaluations: int = 1000
-    instructions: int = 40_000_000
+    evaluations: int = 2000
+    instructions: int = 80_000_000
     second_share: float = 0.4
     start_threshold: float = 0.001
 
