@@ -29,7 +29,7 @@ class Row:
     (None: not compared bit for bit). `difference`: largest of a gradient to the ordinary step, relative to its largest
     number. Bytes: the most at any time on a device and on its host; 0 counted where nothing could be counted.
     `refused`: why the way out takes no plan of this network. Of the runtime also: ops that run in a step, programs that
-    run them, how many of these are different, the most bytes of temporaries that one of them has, seconds of
+    run them, how many of these are different, the most bytes of temporaries that one of them has, CPU seconds of
     compilation (of the ops, and what joining adds to that) and of a step."""
 
     network: str
