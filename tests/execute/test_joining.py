@@ -102,3 +102,28 @@ def test_limits_are_what_the_plan_has_allocated_less_what_is_still_held(name):
                     assert extent.position in indices
                     kept = joining.kept(nodes)
                     assert sum(sizes[c[1]] for c in kept) <= extent.limit_bytes
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_what_others_use_is_kept(name):
+    """Read from the list: who uses a copy between the instruction that makes it and its release."""
+    inside = 0
+    for problem, schedule in planned(name):
+        for device, prepared, joining, found in stretches(problem, schedule):
+            frees = [
+                (change.position, change.copy) for changes in prepared.changes for change in changes if change.copy
+            ]
+            for own in found:
+                indices = {node.index for node in own}
+                kept = joining.kept(own)
+                for node in own:
+                    for copy in node.creates:
+                        end = min((at for at, freed in frees if freed == copy and at > node.index), default=None)
+                        users = {
+                            other.index for other in prepared.nodes.values()
+                            if end is not None and node.index < other.index < end
+                            and copy in (*other.reads, *other.writes, *other.updates)
+                        }  # fmt: skip
+                        assert (copy in kept) == (end is None or not users <= indices), (problem.name, device)
+                        inside += copy not in kept
+    assert inside > 0
