@@ -22,7 +22,7 @@ def break_chains(view: StepView, choice: np.ndarray, capacity_bytes: np.ndarray)
     helps.
 
     Each time the tensor goes that takes most away from what is too much, over all slots and for each of its bytes,
-    among those that are resident where most is too much.
+    among those that are resident where most is too much or before.
     """
     sources = [np.array(inputs, np.int64) for inputs in view.recompute_inputs]
     first = np.concatenate([[0], np.cumsum([len(inputs) for inputs in sources])]).astype(np.int64)
@@ -79,8 +79,8 @@ def _break(choice, order, first, sources, needed, may_offload, idle_from, idle_t
         before = np.maximum(over, 0.0).sum()
         best, best_gain = -1, 0.0
         for index in range(len(choice)):
-            there = begin[index] <= worst <= end[index]
-            if choice[index] == OFFLOAD or not may_offload[index] or not there:
+            # One that is gone by then still counts: what it is made again from may stay for longer.
+            if choice[index] == OFFLOAD or not may_offload[index] or begin[index] > worst:
                 continue
             now = choice[index]
             choice[index] = OFFLOAD
