@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from planner_cases import light
 from random_steps import random_problem, shared_path_machine
 
 from tmojax.bounds import bound
@@ -74,6 +75,18 @@ def test_cp_sat_plans_what_takes_no_time():
     assert found.schedule is not None, found.message
     assert check(problem, found.schedule).valid
     assert found.step_s == 0
+
+
+@pytest.mark.parametrize("kind", ["ratio-sweep", "local-search", "gradient", "improve"])
+def test_planners_plan_what_takes_no_time(kind):
+    """With state, of which nothing has to move."""
+    problem = one_op()
+    program = problem.workload.programs[0]
+    timeless = replace(program, ops=tuple(replace(op, duration_s=0.0) for op in program.ops))
+    problem = replace(problem, workload=replace(problem.workload, programs=(timeless,))).with_device_capacity(80)
+    found = light(kind).plan(problem)
+    assert found.schedule is not None, found.message
+    assert found.step_s == 0 and bound(problem).bound_s == 0
 
 
 def test_a_step_without_compute_time_is_not_proved_infeasible():

@@ -111,7 +111,7 @@ class Improve(Planner):
 
     def _too_large(self, bench: Workbench, start: Known) -> str:
         """Why the constraint model is not made for any plan of this step ("": it is)."""
-        unsuited = not_modelled(bench.problem)
+        unsuited = not_modelled(bench.problem) or "the step takes no time" * (not start.step_s)
         if unsuited:
             return unsuited
         items = self._empty_model(bench, start).items()

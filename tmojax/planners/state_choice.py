@@ -191,6 +191,8 @@ def improve_state(
 def state_share(bench: Workbench, plan: Candidate) -> float:
     """How much of the step copies of state, one way, keep a device's fair share of its host path busy; of the device
     where that is most."""
+    if not plan.step_s:
+        return 0.0  # nothing moves
     shares = [0.0]
     for device, rows in enumerate(plan.schedule.lists):
         tensors = bench.problem.workload.program(device).tensors

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf
 
 import numpy as np
 
 from tmojax.problem.problem import Problem
-from tmojax.problem.workload import Lifetime, Phase
+from tmojax.problem.workload import Lifetime, Op, Phase, Program
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,12 +26,12 @@ class StepView:
 
     slot_op [Q]: op index. slot_s [Q]: duration with launch overhead, seconds (0 for none). forward_end: first slot that
     is not forward. base_bytes [Q]: bytes resident at each slot of an interior micro-batch when every candidate is away
-    in its whole idle interval: all STATE tensors, tensors in use, workspace. keep_bytes [Q]: the same when everything
-    that backward uses is kept.
+    in its whole idle interval: all STATE tensors, inputs of the whole step that micro-batch ops use, tensors in use,
+    workspace. keep_bytes [Q]: the same when everything that backward uses is kept.
 
     tensor, size_bytes, idle_from, idle_to [I]; producer_slot [I]: slot that writes it. needed [I]: backward uses it
-    (else it is only of use to recomputations). may_recompute, may_offload [I]: an op that reads or writes what
-    a micro-batch updates in place is not run again. recompute_inputs [I]: candidates that
+    (else it is only of use to recomputations). may_recompute, may_offload [I]: an op is not run again where
+    what it reads or writes has been updated in place. recompute_inputs [I]: candidates that
     its producer reads.
     recompute_s [I]: duration of its producer. dependents [I]: candidates whose producer reads it.
 
@@ -125,19 +126,21 @@ def view_step(problem: Problem, device: int) -> StepView:
     for index, inputs in enumerate(recompute_inputs):
         for source in inputs:
             dependents[source].append(index)
-    # A tensor that only recomputations use is wanted when the first of them can run; later tensors are settled first.
+    # A tensor that only recomputations use is wanted when the first of them can run, and when the last of them runs at
+    # the latest; later tensors are settled first.
+    latest = list(idle_to)
     for index in sorted(range(len(candidates)), key=lambda i: -slot_of[program.producer[candidates[i]]]):
         if not needed[index]:
-            wanted = [idle_to[d] for d in dependents[index] if idle_to[d] >= 0]
-            idle_to[index] = min(wanted, default=-1)
+            wanted = [d for d in dependents[index] if idle_to[d] >= 0]
+            idle_to[index] = min((idle_to[d] for d in wanted), default=-1)
+            latest[index] = max((latest[d] for d in wanted), default=-1)
     keep = [index for index in range(len(candidates)) if idle_to[index] >= 0]
     renumber = {old: new for new, old in enumerate(keep)}
 
     intervals = {t: (idle_from[i], idle_to[i], needed[i]) for i, t in enumerate(candidates)}
     base, kept = _profiles(problem, device, slot_of, uses, used_by_step, intervals)
     ops = [program.ops[program.producer[candidates[i]]] for i in keep]
-    # Another run of an op would read, or bring back, another version of what is updated in place.
-    changed = {t for op in program.ops for t in op.updates if program.tensors[t].lifetime is Lifetime.MICRO_BATCH}
+    changed_at = _changed_at(program)
     state = [t for t, spec in enumerate(program.tensors) if spec.lifetime is Lifetime.STATE]
     step_ops = [i for i, op in enumerate(program.ops) if op.step_op and not op.collective]
     return StepView(
@@ -154,8 +157,13 @@ def view_step(problem: Problem, device: int) -> StepView:
         idle_to=np.array([idle_to[i] for i in keep], np.int64),
         producer_slot=np.array([slot_of[program.producer[candidates[i]]] for i in keep], np.int64),
         needed=np.array([needed[i] for i in keep], bool),
-        may_recompute=np.array([op.recomputable and forward[i] and changed.isdisjoint((*op.reads, *op.writes))
-                                for i, op in zip(keep, ops, strict=True)], bool),
+        may_recompute=np.array(
+            [
+                op.recomputable and forward[i] and slot_op[latest[i]] <= _same_until(op, changed_at)
+                for i, op in zip(keep, ops, strict=True)
+            ],
+            bool,
+        ),
         may_offload=np.array([idle_to[i] - idle_from[i] > 1 for i in keep], bool),
         recompute_s=np.array([op.duration_s + launch_s for op in ops]),
         recompute_inputs=tuple(tuple(renumber[j] for j in recompute_inputs[i] if j in renumber) for i in keep),
@@ -169,6 +177,20 @@ def view_step(problem: Problem, device: int) -> StepView:
     )
 
 
+def _changed_at(program: Program) -> dict[int, int]:
+    """Of tensors that are updated in place: the first step op that does that, or -1 where ops of micro-batches do."""
+    changed: dict[int, int] = {}
+    for index, op in enumerate(program.ops):
+        for tensor in op.updates:
+            changed[tensor] = min(changed.get(tensor, index), index if op.step_op else -1)
+    return changed
+
+
+def _same_until(op: Op, changed_at: dict[int, int]) -> float:
+    """The op before which another run of `op` still reads, and brings back, the versions of the first run."""
+    return min((changed_at[t] for t in (*op.reads, *op.writes) if t in changed_at), default=inf)
+
+
 def _profiles(problem, device, slot_of, uses, used_by_step, intervals) -> tuple[np.ndarray, np.ndarray]:
     """(base_bytes, keep_bytes) per slot; an alias group counts once, with its largest member, while any of it lives."""
     program = problem.workload.program(device)
@@ -180,6 +202,11 @@ def _profiles(problem, device, slot_of, uses, used_by_step, intervals) -> tuple[
             groups.setdefault(spec.alias_group or tensor, []).append(tensor)
         elif spec.lifetime is Lifetime.STATE:
             change[:, 0] += spec.size_bytes
+        elif uses[tensor]:
+            # An input of the whole step, which only a single micro-batch brings in late or lets go early.
+            single = problem.workload.micro_batches == 1
+            change[:, uses[tensor][0] if single else 0] += spec.size_bytes
+            change[:, uses[tensor][-1] + 1 if single and not used_by_step[tensor] else slots] -= spec.size_bytes
     for members in groups.values():
         size = max(program.tensors[t].size_bytes for t in members)
         first = min(uses[t][0] for t in members)

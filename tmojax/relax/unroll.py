@@ -43,9 +43,12 @@ class UnrolledStep:
 @dataclass(frozen=True, eq=False)
 class _Layout:
     """What of a device's step does not depend on decisions. step_uses[tensor]: its places among the step ops.
-    step_use_tensor, step_use_place, step_use_changes [N]: the same as arrays, and whether that op changes it (1, 0)."""
+    step_use_tensor, step_use_place, step_use_changes [N]: the same as arrays, and whether that op changes it (1, 0).
+    step_made, step_inputs: tensors that step ops write, and inputs of the whole step or that only step ops touch;
+    step_readers[tensor]: the micro-batch ops that touch one of these."""
 
     sizes: np.ndarray
+    per_micro_batch: np.ndarray
     step_ops: np.ndarray
     slot_before: np.ndarray
     workspace: np.ndarray
@@ -56,6 +59,7 @@ class _Layout:
     step_use_changes: np.ndarray
     step_made: tuple[int, ...]
     step_inputs: tuple[int, ...]
+    step_readers: dict[int, list[int]]
 
 
 _layouts: WeakKeyDictionary[StepView, _Layout] = WeakKeyDictionary()
@@ -73,15 +77,23 @@ def _layout(problem: Problem, view: StepView) -> _Layout:
                 uses.setdefault(tensor, []).append(place)
                 changes.append((tensor, place, tensor in op.updates))
         made = [t for t in uses if program.producer[t] != -1 and program.ops[program.producer[t]].step_op]
-        inputs = [t for t in uses if program.producer[t] == -1 and program.tensors[t].lifetime is Lifetime.STEP]
+        readers: dict[int, list[int]] = {}
+        for index in view.slot_op.tolist():
+            op = program.ops[index]
+            for tensor in (*op.reads, *op.updates):
+                readers.setdefault(tensor, []).append(index)
+        step_long = [t for t in readers if program.tensors[t].lifetime is Lifetime.STEP]
+        inputs = [t for t in program.inputs if t in step_long or (t in uses and t not in readers)]
         step_uses = np.array(changes, np.int64).reshape(-1, 3)
         _layouts[view] = _Layout(
             np.array([tensor.size_bytes for tensor in program.tensors], np.int64),
+            np.array([tensor.lifetime is Lifetime.MICRO_BATCH for tensor in program.tensors], bool),
             np.array(step_ops, np.int64),
             np.searchsorted(view.slot_op, step_ops) - 1,
             np.array([op.workspace_bytes for op in program.ops], np.int64),
             np.array([bool(op.collective) for op in program.ops]),
             uses, step_uses[:, 0], step_uses[:, 1], step_uses[:, 2], tuple(made), tuple(inputs),
+            {t: readers[t] for t in (*made, *inputs) if t in readers},
         )  # fmt: skip
     return _layouts[view]
 
@@ -219,15 +231,25 @@ class _Unroller:
             self._add_gaps(tensors, instance, self.layout.sizes[tensors], -1, -1, first.ravel(), 1)
 
     def _step_tensors(self) -> None:
-        """Tensors that live among the step ops only; those that no op writes come from the host."""
+        """Tensors that live once in the step; those that no op writes come from the host."""
         for tensors, from_host in ((self.layout.step_made, False), (self.layout.step_inputs, True)):
             index = np.array(tensors, np.int64)
-            first = np.array([self.step_place[self.layout.step_uses[t][0]] for t in tensors], np.int64)
-            final = np.array([self._last_step_run(t) for t in tensors], np.int64)
+            runs = [self._step_tensor_runs(tensor) for tensor in tensors]
+            first, final = (np.array([pick(one) for one in runs], np.int64) for pick in (min, max))
+            instance = np.where(self.layout.per_micro_batch[index], self.count - 1, 0)
             self._occupy(first, final, self.layout.sizes[index])
-            self._free(final, index, np.zeros(len(index), np.int64))
+            self._free(final, index, instance)
             if from_host:
-                self._add_gaps(index, 0, self.layout.sizes[index], -1, -1, first, 1)
+                self._add_gaps(index, instance, self.layout.sizes[index], -1, -1, first, 1)
+
+    def _step_tensor_runs(self, tensor: int) -> list[int]:
+        """The runs of the step that touch such a tensor."""
+        runs = [int(self.step_place[place]) for place in self.layout.step_uses.get(tensor, ())]
+        if tensor in self.layout.step_readers:
+            for template, _, place in self._parts():
+                touches = np.isin(template.runs, self.layout.step_readers[tensor]) & (template.coding < 0)
+                runs += place[:, touches].ravel().tolist()
+        return runs
 
     def _state(self) -> None:
         view, sizes = self.view, self.layout.sizes
