@@ -21,7 +21,7 @@ from experiments.ablation.table import write_tables
 from experiments.ablation.variants import Annealing, NoGradient, NoSearch, Variant
 from experiments.quality.rivals import HEURISTICS
 from experiments.quality.run import HERE as QUALITY
-from experiments.quality.run import LIMIT_S, _Case
+from experiments.quality.run import LIMIT_S, SUITE, Case
 from experiments.recorded import exit_with, parsed, planned
 from tmojax.build import build_problem
 from tmojax.errors import InputError
@@ -110,15 +110,15 @@ class _Ablation:
         self.name, self.out = name, out
         self.planner = QUICK if quick else Gradient()
         self.quick = quick
-        self.quality = _Case(name, QUALITY / "results", LIMIT_S)
-        if not self.quality._known():
+        self.quality = Case(SUITE / f"{name}.toml", QUALITY / "results", LIMIT_S)
+        if not self.quality.known():
             raise InputError(f"{name}: no bound yet; sh experiments/quality/run.sh --instance {name} --rival keep-all")
         self.problem: Problem | None = None
         self.seeds: tuple[PlanResult, ...] = ()
 
     def fact(self) -> Record:
         """What the quality experiment knows of it."""
-        return json.loads(self.quality._fact_file().read_text())
+        return json.loads(self.quality.fact_file().read_text())
 
     @property
     def effort(self) -> tuple[float, str]:

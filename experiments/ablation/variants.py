@@ -108,8 +108,8 @@ class NoGradient(Variant):
             return
         known = starts[0].candidate
         heuristic = [(start.candidate.decisions, start.candidate.coordination.start_share) for start in starts]
-        tried = self.planner._try(bench, alternating(equal_selections(bench, known), heuristic), known)
-        swept = self.planner._finish(bench, tried, known)
+        tried = self.planner.simulate(bench, alternating(equal_selections(bench, known), heuristic), known)
+        swept = self.planner.sweep_best(bench, tried, known)
         plans = [start.candidate for start in starts] + ([swept] if swept is not None else [])
         plans.sort(key=lambda plan: plan.step_s)
         guide = Guide(tuple(decisions for _, _, decisions, _ in tried[:MOST_TAKEN_OVER]), {})
@@ -178,7 +178,7 @@ class NoSearch(Variant):
             best = known[0] if known else None
             selected, _ = selections(bench, model, solution, best)
             rounded = alternating(selected, round_solution(model, solution, views, most=self.planner.roundings))
-            self.planner._decode(bench, rounded, best)
+            self.planner.sweep_best(bench, self.planner.simulate(bench, rounded, best), best)
             # Clock times tell how the CPU time of the descent divides into compilation and steps.
             share = solution.run_s / (solution.run_s + solution.compile_s)
             step_s = share * (descended_s - begin_s) / steps

@@ -34,7 +34,8 @@ from tmojax.report.provenance import provenance
 from tmojax.report.summary import json_values
 
 HERE = Path(__file__).resolve().parent
-CONFIGS = HERE.parents[1] / "configs"
+SUITE = HERE.parents[1] / "configs" / "bench"
+HELD_OUT = SUITE.with_name("held-out")
 LIMIT_S = 120.0  # of each solve of an integer programme
 BOUND_LIMIT_S = 60.0  # of the lower bound: more than in a run, so that it depends less on other load
 QUICK_INSTANCES = ("prototype-4gpu-k1-f1.33-offload", "prototype-4gpu-sync-k1-f2")
@@ -45,7 +46,7 @@ Record = dict[str, Any]
 
 def main() -> int:
     arguments = _arguments()
-    suite, home = (CONFIGS / "held-out", HERE / "held-out") if arguments.held_out else (CONFIGS / "bench", HERE)
+    suite, home = (HELD_OUT, HERE / "held-out") if arguments.held_out else (SUITE, HERE)
     known = sorted(path.stem for path in suite.glob("*.toml"))
     if unknown := sorted(set(arguments.instance) - set(known)):
         raise InputError(f"--instance: there is no {unknown[0]!r} in configs/{suite.name}; choose from {known}")
@@ -54,7 +55,7 @@ def main() -> int:
         (out / folder).mkdir(parents=True, exist_ok=True)
     if not arguments.table:
         names = arguments.instance or (QUICK_INSTANCES if arguments.quick else known)
-        cases = {name: _Case(suite / f"{name}.toml", out, arguments.limit) for name in names}
+        cases = {name: Case(suite / f"{name}.toml", out, arguments.limit) for name in names}
         searches, models = (quick(SEARCHES), quick(MODELS)) if arguments.quick else (SEARCHES, MODELS)
         # What takes least first: heuristics on everything, then searches, small instances before large ones.
         for group in (HEURISTICS, searches, models if arguments.rivals or arguments.rival else ()):
@@ -91,7 +92,7 @@ def _effort(out: Path, name: str) -> tuple[float, str]:
     return fact["gpus"] * max(fact["ops"]), name
 
 
-class _Case:
+class Case:
     """One instance; its problem, bound and heuristic plans are made when the first missing file needs them."""
 
     def __init__(self, path: Path, out: Path, limit_s: float) -> None:
@@ -107,7 +108,7 @@ class _Case:
     def run(self, rivals: list[Rival]) -> None:
         """Make the files of these rivals that are missing, and that of the instance."""
         missing = [rival for rival in rivals if self._missing(rival)]
-        if not missing and self._known():
+        if not missing and self.known():
             return
         if self.problem is None:
             self._build()
@@ -126,11 +127,11 @@ class _Case:
         self.problem = problem = built.problem
         if any(program.orders for program in problem.workload.programs):
             self.orders = Orders(problem)
-        if not self._known():
+        if not self.known():
             begin = time.perf_counter()
             found = bound(problem, time_limit_s=BOUND_LIMIT_S)
             workload = problem.workload
-            self._write(self._fact_file(), {
+            self._write(self.fact_file(), {
                 "name": self.name,
                 "definition": self.digest,
                 "commit": provenance(seed=SEED, command_line=())["git_commit"],
@@ -151,7 +152,7 @@ class _Case:
                 "bound_plan_s": time.perf_counter() - begin,
                 "unlimited_s": KeepAll().plan(problem.with_device_capacity(2 * max(built.footprint_bytes))).step_s,
             })  # fmt: skip
-        self.bound_s = json.loads(self._fact_file().read_text())["bound_s"]
+        self.bound_s = json.loads(self.fact_file().read_text())["bound_s"]
 
     def _record(self, rival: Rival) -> None:
         """Plan, judge and write; a heuristic's plan is kept for those that come after."""
@@ -179,7 +180,7 @@ class _Case:
     def _planner(self, rival: Rival) -> Planner:
         return rival.planner(self.limit_s if rival.kind in {model.kind for model in MODELS} else None)
 
-    def _fact_file(self) -> Path:
+    def fact_file(self) -> Path:
         return self.out / "instances" / f"{self.name}.json"
 
     def _run_file(self, rival: Rival) -> Path:
@@ -189,8 +190,8 @@ class _Case:
         settings = asdict(self._planner(rival))  # type: ignore[call-overload]
         return json.loads(readable_text(json_values({"instance": self.digest, "settings": settings, "seed": SEED})))
 
-    def _known(self) -> bool:
-        path = self._fact_file()
+    def known(self) -> bool:
+        path = self.fact_file()
         return path.exists() and json.loads(path.read_text())["definition"] == self.digest
 
     def _missing(self, rival: Rival) -> bool:

@@ -213,8 +213,8 @@ class Gradient(Planner):
         selected, limited = selections(bench, model, solution, known)
         selected_s = watch.read_s()
         rounded = alternating(selected, round_solution(model, solution, views, most=self.roundings))
-        tried = self._try(bench, rounded, known)
-        gradient_best = self._finish(bench, tried, known)
+        tried = self.simulate(bench, rounded, known)
+        gradient_best = self.sweep_best(bench, tried, known)
         rounded_s = watch.read_s()
         entries = [*starts] + ([Start("gradient", gradient_best)] if gradient_best is not None else [])
         if not entries:
@@ -254,11 +254,7 @@ class Gradient(Planner):
                            candidate=best, details=details, time_limited=limited)  # fmt: skip
         return _no_slower(found, seeds)
 
-    def _decode(self, bench: Workbench, rounded: list[Rounding], known: Candidate | None) -> Candidate | None:
-        """The best of the rounded decisions. known: the best plan to start from."""
-        return self._finish(bench, self._try(bench, rounded, known), known)
-
-    def _try(self, bench: Workbench, rounded: list[Rounding], known: Candidate | None) -> list[Tried]:
+    def simulate(self, bench: Workbench, rounded: list[Rounding], known: Candidate | None) -> list[Tried]:
         """All rounded decisions with the phases of the relaxation, repaired where they do not fit; fastest first."""
         tried: list[Tried] = []
         roundings, repaired = len(rounded), 0
@@ -279,7 +275,7 @@ class Gradient(Planner):
             tried.append((found.step_s, index, decisions, start_share))
         return sorted(tried, key=lambda item: item[:2])
 
-    def _finish(self, bench: Workbench, tried: list[Tried], known: Candidate | None) -> Candidate | None:
+    def sweep_best(self, bench: Workbench, tried: list[Tried], known: Candidate | None) -> Candidate | None:
         """The best ones and their variants, with all policies and staggers."""
         best: Candidate | None = None
         finalists = self.finalists
