@@ -6,12 +6,32 @@ from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
+import pytest
 from building import chain_problem, random_case, random_policies, random_schedule, transfers_of_link
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tmojax.problem import Interference, Kind, LinkPolicyKind, Overheads
-from tmojax.simulate import prepare, simulate
+from tmojax.errors import InputError
+from tmojax.problem import (
+    Action,
+    Interference,
+    Kind,
+    Lifetime,
+    LinkPolicyKind,
+    ListBuilder,
+    Op,
+    Overheads,
+    Phase,
+    Placement,
+    Problem,
+    Program,
+    Schedule,
+    Tensor,
+    TensorKind,
+    Workload,
+)
+from tmojax.simulate import lower, prepare, simulate
+from tmojax.simulate.tables import table_of
 
 seeds = st.integers(0, 2**32 - 1)
 few = settings(max_examples=40, deadline=None)
@@ -182,3 +202,52 @@ def test_a_list_that_was_seen_before_is_simulated_as_if_it_were_new(seed, other)
         assert known.step_s == new.step_s
         for mine, others in zip(known.end_s, new.end_s, strict=True):
             np.testing.assert_array_equal(mine, others)
+
+
+def test_lists_are_kept_by_what_they_say_and_only_so_many_of_them(monkeypatch):
+    """A list that is changed after the call is another one, and so is one that has more dimensions; what is kept is
+    counted in instructions and problems."""
+    problem, schedule, *_ = random_case(3)
+    step_s = simulate(problem, schedule).step_s
+    changed = replace(schedule, lists=tuple(rows.copy() for rows in schedule.lists))
+    assert simulate(problem, changed).step_s == step_s
+    for rows in changed.lists:
+        rows["kind"], rows["after"] = Kind.SIGNAL, len(rows)  # no instruction
+    with pytest.raises(InputError, match="after"):
+        simulate(problem, changed)
+    with pytest.raises(InputError, match="dimensions"):
+        simulate(problem, replace(schedule, lists=tuple(rows[None] for rows in schedule.lists)))
+    assert simulate(problem, schedule).step_s == step_s
+
+    most = 5 * max(len(rows) for rows in schedule.lists)
+    monkeypatch.setattr(lower, "MOST_ROWS_KEPT", most)
+    for number in range(20):
+        lists = [rows.copy() for rows in schedule.lists]
+        for rows in lists:
+            rows["size_bytes"] = number  # which only loans have
+        simulate(problem, replace(schedule, lists=tuple(lists)))
+    kept = lower._parts[table_of(problem)]
+    assert kept.rows == sum(part.columns.work_s.size for part in kept.known.values()) <= most
+    others = [replace(problem) for _ in range(10)]
+    assert {simulate(other, schedule).step_s for other in others} == {step_s}
+    assert len(lower._parts) <= lower.MOST_PROBLEMS_KEPT
+
+
+def test_placements_of_one_device_are_not_those_of_another():
+    """A copy into gpu0 of what gpu1 owns allocates behind a release there, and so waits for it, unless gpu1 starts with
+    that tensor in the same place."""
+    machine = chain_problem(np.random.default_rng(0), 2).machine
+    memory, host = machine.devices[0].memory, machine.devices[0].host_memory
+    tensors = (Tensor("w", 100, TensorKind.WEIGHT, Lifetime.STATE), Tensor("a", 100, TensorKind.ACTIVATION))
+    program = Program("both", tensors, (Op("f", Phase.FORWARD, 1.0, (), (1,)),))
+    workload = Workload("two", (program,), (0, 0), 1, "synthetic")
+    problem = Problem("two", workload, machine, frozenset({Action.OFFLOAD}))
+    first, second = ListBuilder(), ListBuilder()
+    first.compute(0, 0)
+    first.release(1, 0, memory)
+    copy = first.prefetch(0, 0, host, memory, owner=1)
+    second.compute(0, 0)
+    placed = (Placement(0, (memory,)),)
+    for initial, least_s in (((placed, ()), 1.0), (((), placed), 0.0)):
+        found = simulate(problem, Schedule((first.build(), second.build()), initial))
+        assert found.start_s[0][copy] == pytest.approx(least_s + machine.overheads.launch_s * least_s)

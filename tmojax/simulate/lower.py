@@ -17,7 +17,8 @@ from tmojax.simulate.jit import compiled
 from tmojax.simulate.kernel import COLLECTIVE, INSTANT, TIMER
 from tmojax.simulate.tables import ProblemTable, table_of
 
-MOST_ROWS_KEPT = 300_000  # instructions of lists of one problem that are not lowered again when they come back
+# Lists that are not lowered again when they come back: so many instructions of one problem, and of so many problems.
+MOST_ROWS_KEPT, MOST_PROBLEMS_KEPT = 300_000, 4
 
 
 @dataclass(frozen=True)
@@ -175,29 +176,47 @@ class _Part:
     edges: tuple[NDArray, NDArray, int]
 
 
-# By device, content of the list and of the placement; the last used stand last.
-_parts: WeakKeyDictionary[ProblemTable, dict[tuple[int, bytes, bytes], _Part]] = WeakKeyDictionary()
+class _Parts:
+    """Parts of lists of one problem, by device, content of the list and of the placement; the last used stand last."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[int, bytes, bytes], _Part] = {}
+        self.rows = 0
+
+    def add(self, key: tuple[int, bytes, bytes], part: _Part) -> None:
+        self.known[key] = part
+        self.rows += part.columns.work_s.size
+        while self.rows > MOST_ROWS_KEPT:
+            self.rows -= self.known.pop(next(iter(self.known))).columns.work_s.size
+
+
+_parts: WeakKeyDictionary[ProblemTable, _Parts] = WeakKeyDictionary()  # the last used stand last
+
+
+def _parts_of(table: ProblemTable) -> _Parts:
+    parts = _parts[table] = _parts.pop(table, None) or _Parts()
+    if len(_parts) > MOST_PROBLEMS_KEPT:
+        del _parts[next(iter(_parts))]
+    return parts
 
 
 def _part(problem: Problem, table: ProblemTable, schedule: Schedule, device: int) -> _Part:
     """The part of a list. Searches change the list of one device at a time, so those seen last are kept."""
     rows, key = schedule.lists[device], None
-    known = _parts.setdefault(table, {})
-    if rows.dtype == INSTRUCTION and len(schedule.initial) == problem.workload.device_count:
+    parts = _parts_of(table)
+    if rows.dtype == INSTRUCTION and rows.ndim == 1 and len(schedule.initial) == problem.workload.device_count:
         alone = (rows["owner"] < 0).all()
         placed = schedule.initial[device : device + 1] if alone else schedule.initial
         numbers = [n for one in placed for item in one for n in (item.tensor, len(item.memories), *item.memories)]
+        numbers += [len(one) for one in placed]
         key = (device, rows.tobytes(), np.array(numbers, np.int64).tobytes())
-        if key in known:
-            known[key] = known.pop(key)
-            return known[key]
+        if key in parts.known:
+            parts.known[key] = parts.known.pop(key)
+            return parts.known[key]
     columns = columns_of(problem, table, schedule, device)
     part = _Part(columns, _ordered(problem, table, columns, device, 1))
     if key is not None:
-        known[key] = part
-        kept = sum(item.columns.work_s.size for item in known.values())
-        while kept > MOST_ROWS_KEPT:
-            kept -= known.pop(next(iter(known))).columns.work_s.size
+        parts.add(key, part)
     return part
 
 
