@@ -85,3 +85,14 @@ EVERY = [
 def test_no_search_is_slower_than_any_heuristic_of_the_run(kind, case):
     planner = SEARCH if kind == "local-search" else light(kind)
     promises_hold(CASES[case], planner.plan(CASES[case], seeds=heuristics(case)), heuristics(case))
+
+
+@pytest.mark.parametrize("number", [6, 11])
+@pytest.mark.parametrize("kind", ["local-search", "cp-sat"])
+def test_searches_alone_find_a_plan_where_only_state_at_home_on_the_host_fits(number, kind):
+    """None of the simple strategies, which searches start from alone, gets by with so little memory."""
+    problem = random_problem(number, factor=1.5 if number == 6 else 1.7)
+    assert not any(planner.plan(problem).status.has_plan for planner in QUICK[:4])
+    found = light(kind).plan(problem)
+    promises_hold(problem, found, ())
+    assert found.status.has_plan

@@ -17,6 +17,7 @@ from tmojax.errors import InputError
 from tmojax.planners.base import Planner, PlanResult, Status, Stopwatch
 from tmojax.planners.local_search import SearchLog, SearchSettings, budget_of, robust_choice, search_from_two
 from tmojax.planners.peers_and_codecs import find_lenders, further_starts, lend_less
+from tmojax.planners.ratio import RatioSweep
 from tmojax.planners.repair import repair
 from tmojax.planners.seeding import candidate_of
 from tmojax.planners.simple import layer_count, offload_everything, recompute_segments
@@ -68,7 +69,8 @@ def own_starts(bench: Workbench) -> Iterator[tuple[str, tuple[DeviceDecision, ..
 
 
 def find_starts(bench: Workbench, seeds: tuple[PlanResult, ...], most: int = 3) -> list[Start]:
-    """The best distinct plans to start from, fastest first: those of other planners, or else own simple strategies.
+    """The best distinct plans to start from, fastest first: those of other planners, or else own simple strategies, or
+    a ratio sweep.
 
     Of a plan that is more than decisions, its decisions are taken, and coordinated anew (`candidate_of`). Where the
     problem allows peers or codecs, the fastest is also tried with a part of it there.
@@ -82,10 +84,11 @@ def find_starts(bench: Workbench, seeds: tuple[PlanResult, ...], most: int = 3) 
         elif seed.schedule is not None and isinstance(candidate := candidate_of(bench, seed.schedule), Candidate):
             found.append(Start(f"decisions of {seed.planner}", candidate))
     if not found:
-        for name, decisions in own_starts(bench):
-            candidate = sweep(bench, decisions)
-            if not isinstance(candidate, DoesNotFit):
-                found.append(Start(name, candidate))
+        tried = [(name, sweep(bench, decisions)) for name, decisions in own_starts(bench)]
+        found = [Start(name, plan) for name, plan in tried if isinstance(plan, Candidate)]
+    if not found:
+        swept = RatioSweep().plan(bench.problem)
+        found += [Start(swept.planner, swept.candidate)] if swept.candidate is not None else []
     known = min((start.candidate for start in found), key=lambda candidate: candidate.step_s, default=None)
     found += [Start(name, candidate) for name, candidate in further_starts(bench, known)]
     found.sort(key=lambda start: start.candidate.step_s)
@@ -147,8 +150,7 @@ class LocalSearch(Planner):
         if not starts:
             none = PlanResult(self.name, Status.NOT_FOUND, message="no start fits in memory", plan_s=watch.read_s())
             return _no_slower(none, seeds)
-        second = starts[1] if len(starts) > 1 else starts[0]
-        fastest, log = search_from_two(bench, starts[0].candidate, second.candidate, self.search, seed)
+        fastest, log = search_from_two(bench, starts[0].candidate, starts[:2][-1].candidate, self.search, seed)
         best, robust = robust_choice(bench, log, self.search, _limit_s(starts, seeds), seed)
         details = {
             "start": starts[0].name,
