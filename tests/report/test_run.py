@@ -15,9 +15,11 @@ import pytest
 
 from tmojax import session
 from tmojax.config import load_config
+from tmojax.importers.machine_build import load_machine
 from tmojax.planners.base import PlanResult, Status
 from tmojax.planners.simple import KeepAll, OffloadAll
-from tmojax.problem.io import read_plan, read_problem
+from tmojax.problem import Action, Op, Overheads, Phase, Problem, Program, Tensor, TensorKind, Workload
+from tmojax.problem.io import read_plan, read_problem, write_problem
 from tmojax.run import main
 
 CONFIG = """
@@ -99,6 +101,26 @@ def test_file_workload_resolves_to_an_absolute_path(run, tmp_path):
     second = next((tmp_path / "two").iterdir())
     assert Path(tomllib.loads((second / "config.toml").read_text())["workload"]["path"]).is_absolute()
     assert read_problem(second / "problem.json").workload == read_problem(folder / "problem.json").workload
+
+
+@pytest.mark.parametrize("capacity_bytes", [100, 50])
+def test_step_without_compute_time_is_reported(capacity_bytes, tmp_path, capfd):
+    """In the first case nothing takes any time at all, in the second only copies do."""
+    tensors = tuple(Tensor(name, 40, TensorKind.ACTIVATION) for name in ("a", "b"))
+    ops = [Op(f"f{i}", Phase.FORWARD, 0.0, writes=(i,)) for i in range(2)]
+    ops += [Op(f"b{i}", Phase.BACKWARD, 0.0, reads=(i,)) for i in (1, 0)]
+    workload = Workload("timeless", (Program("timeless", tensors, tuple(ops)),), (0,), 1, "synthetic")
+    machine = replace(load_machine("prototype-4gpu-12.5"), overheads=Overheads())
+    machine = replace(machine, devices=machine.devices[:1])
+    problem = Problem("timeless", workload, machine, frozenset({Action.OFFLOAD}))
+    write_problem(tmp_path / "problem.json", problem.with_device_capacity(capacity_bytes))
+    config = tmp_path / "timeless.toml"
+    config.write_text(f'[workload]\nkind = "file"\npath = "problem.json"\n{planners("keep-all", "offload-all")}')
+    assert main([str(config), "--out", str(tmp_path / "runs")]) == 0
+    out, err = capfd.readouterr()
+    values = json.loads((Path(out.splitlines()[-1]) / "summary.json").read_text())
+    step_s = min(row["step_s"] for row in values["planners"] if row["step_s"] is not None)
+    assert (step_s == 0) == (capacity_bytes == 100) and "Warning" not in err
 
 
 def test_dry_run_says_what_is_needed_and_writes_nothing(run, tmp_path):

@@ -16,14 +16,15 @@ from tmojax.report.verdict import comparison_title
 
 
 def draw(report: RunReport) -> dict[str, Figure]:
-    """Figures by name: `planners`, and `plan`, `memory` and `links` of the best plan where there is one.
+    """Figures by name: `planners`, and `plan`, `memory` and `links` of the best plan where there is one that
+    takes any time.
 
     The best plan's simulation must be recorded.
     """
     bars = [_bar(report, outcome) for outcome in report.outcomes]
     figures = {"planners": plot_planners(bars, report.unlimited_s, comparison_title(report))}
     best = report.best
-    if best is not None and best.result.schedule is not None and best.simulation is not None:
+    if best is not None and best.result.schedule is not None and best.simulation is not None and best.step_s > 0:
         plan = (report.problem, best.result.schedule, best.simulation)
         figures["plan"] = plot_plan(*plan)
         figures["memory"] = plot_memory(*plan, footprint_bytes=max(report.footprint_bytes))

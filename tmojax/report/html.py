@@ -91,13 +91,13 @@ def _tiles(report: RunReport) -> list[tuple[str, str, str]]:
     if best is None:
         return []
     tiles = [("step time", format_seconds(best.step_s), f"found by {best.planner}")]
-    if math.isfinite(report.unlimited_s):
+    if 0 < report.unlimited_s < math.inf:
         extra = best.step_s / report.unlimited_s - 1
         tiles.append(("cost of the memory limit", f"+{percent(extra)}", "against unlimited memory"))
     if best.gap is not None:
         tiles.append(("gap to the lower bound", percent(best.gap), "no plan can save more"))
     baseline = report.baseline
-    if baseline is not None and baseline is not best and math.isfinite(baseline.step_s):
+    if baseline is not None and baseline is not best and 0 < baseline.step_s < math.inf:
         saved = 1 - best.step_s / baseline.step_s
         takes = f"it takes {format_seconds(baseline.step_s)}"
         tiles.append((f"against {baseline.planner}", f"-{percent(saved)}", takes))

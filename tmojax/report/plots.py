@@ -316,7 +316,7 @@ def plot_planners(bars: Sequence[PlannerBar], unlimited_s: float, title: str) ->
             text.set_fontweight("bold" if bar.best else "normal")
         axes.tick_params(axis="y", length=0)
         axes.set_ylim(len(ordered) - 0.4, -0.6)
-        axes.set_xlim(0, longest * 1.2)
+        axes.set_xlim(0, longest * 1.2 or 1.0)
         axes.set_xlabel("step time (s), with the gap to the lower bound of the planner's actions")
         axes.grid(axis="x")
         handles: list = [

@@ -67,7 +67,7 @@ def verdict(report: RunReport) -> str:
         return f"Does not fit in {capacity}{_why_not(report)}"
     marked = "Interrupted; best plan so far: " if report.interrupted else ""
     text = f"{marked}Fits in {capacity}"
-    if math.isfinite(report.unlimited_s):
+    if 0 < report.unlimited_s < math.inf:
         extra = best.step_s / report.unlimited_s - 1
         more = f"{percent(extra)} more time than" if extra >= 5e-4 else "no more time than"
         text += f" with {more} unlimited memory ({format_seconds(best.step_s)} against "
@@ -145,7 +145,7 @@ def comparison_title(report: RunReport) -> str:
 
 
 def _against_baseline(best: Outcome, baseline: Outcome | None) -> str:
-    if baseline is None or baseline is best or not math.isfinite(baseline.step_s):
+    if baseline is None or baseline is best or not 0 < baseline.step_s < math.inf:
         return ""
     return f", {percent(1 - best.step_s / baseline.step_s)} less time than {baseline.planner}"
 
