@@ -1,5 +1,7 @@
 """Planning each GPU alone: what a GPU sees, what all of them do with it, and that every planner can be asked."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from planner_cases import cases, light, transformer
@@ -7,11 +9,12 @@ from planner_cases import cases, light, transformer
 from tmojax.check import check
 from tmojax.importers.synthetic import SyntheticTransformer
 from tmojax.planners.alone import Alone, alone_problem
-from tmojax.planners.base import Status
+from tmojax.planners.base import Planner, Status
 from tmojax.planners.fluid import Oblivious, path_rates
 from tmojax.planners.registry import PLANNERS
+from tmojax.planners.simple import OffloadAll
 from tmojax.planners.workbench import Workbench
-from tmojax.problem import Action, Kind, LinkPolicyKind, validate_problem
+from tmojax.problem import COMPUTE_STREAM, Action, Kind, LinkPolicyKind, ListBuilder, validate_problem
 from tmojax.relax.decode import DoesNotFit
 from tmojax.simulate import simulate
 
@@ -107,3 +110,35 @@ def test_searches_alone(kind):
         assert check(problem, result.schedule).valid
     else:
         assert kind == "poet" and " alone: " in result.message
+
+
+class _WithEvents(Planner):
+    """Of every further GPU the plan of `offload-all` with fewer events of its own."""
+
+    name = "with events"
+
+    def __init__(self):
+        self.events = 5
+
+    def plan(self, problem, *, seed=0, seeds=()):
+        found = OffloadAll().plan(problem, seed=seed, seeds=seeds)
+        assert found.schedule is not None
+        self.events -= 1
+        more = ListBuilder()
+        for event in range(self.events):
+            more.wait(event, COMPUTE_STREAM)
+        more = more.build()
+        signals = ListBuilder()
+        row = int(np.flatnonzero(found.schedule.lists[0]["kind"] == Kind.COMPUTE)[0])
+        for event in range(self.events):
+            signals.signal(event, row)
+        rows = np.concatenate([found.schedule.lists[0], signals.build(), more])
+        return replace(found, schedule=replace(found.schedule, lists=(rows,)))
+
+
+def test_events_of_lists_that_differ_stay_apart():
+    problem = CASES["uneven"]
+    result = Alone(problem).plan(_WithEvents())
+    assert result.schedule is not None and len(result.details["alone"]) > 1
+    report = check(problem, result.schedule)
+    assert report.valid, report.text()

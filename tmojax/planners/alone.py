@@ -103,12 +103,13 @@ class Alone:
 
     def _join(self, found: dict[int, PlanResult]) -> Schedule:
         lists, initial = [], []
+        schedules = [result.schedule for result in found.values() if result.schedule is not None]
+        span = 1 + max(int(schedule.lists[0]["event"].max(initial=-1)) for schedule in schedules)
         for device, first in enumerate(self._first):
             solo = found[first].schedule
             assert solo is not None
             rows, placements = readdress(self._problem.machine, first, device, solo.lists[0], solo.initial[0])
             rows["owner"] = np.where(rows["owner"] >= 0, device, rows["owner"])
-            span = int(rows["event"].max(initial=-1)) + 1
             rows["event"] = np.where(rows["event"] >= 0, rows["event"] + device * span, rows["event"])
             lists.append(rows)
             initial.append(placements)
