@@ -163,20 +163,21 @@ def improve_state(
     if Action.OFFLOAD not in bench.problem.actions or not any(moves.families.values()):
         return start
     before = bench.simulations
-    search = _Search(bench, moves, start)
-    search.consider(StateLevels(bench, moves.resting, start).search())
-    rows = max(1, sum(len(rows) for rows in search.best.schedule.lists))
+    levels = StateLevels(bench, moves.resting, start).search()
+    fastest = start if levels is None or levels.step_s >= start.step_s else levels
+    rows = max(1, sum(len(rows) for rows in fastest.schedule.lists))
     evaluations = min(settings.evaluations, settings.instructions // rows) - (bench.simulations - before)
     if evaluations < FEW:
+        search = _Search(bench, moves, fastest)
         search.blocks(max(8, evaluations // 2))
         return search.best
-    searches = [search]
-    if _moves_state(bench.problem, search.best):
-        tries = (few_bytes(bench, moves, search.best.decisions, settings, seed + n) for n in range(settings.starts))
+    searches = [_Search(bench, moves, plan) for plan in (start, levels) if plan is not None]
+    if _moves_state(bench.problem, start):
+        tries = (few_bytes(bench, moves, start.decisions, settings, seed + n) for n in range(settings.starts))
         light = [found for found in (sweep(bench, tried) for tried in tries) if isinstance(found, Candidate)]
         if light:
             searches.append(_Search(bench, moves, min(light, key=lambda plan: plan.step_s)))
-    outline = best_outline(bench, search.best, evaluations // 4)  # of which many do not fit and are not simulated
+    outline = best_outline(bench, start, evaluations // 4)  # of which many do not fit and are not simulated
     if outline is not None:
         evaluations -= evaluations // 4
         searches.append(_Search(bench, moves, outline))
@@ -267,8 +268,8 @@ class _Search:
     def __init__(self, bench: Workbench, moves: StateMoves, start: Candidate) -> None:
         self.bench, self.moves, self.best = bench, moves, start
 
-    def consider(self, found: Candidate | DoesNotFit | None) -> bool:
-        if not isinstance(found, Candidate) or not found.step_s < self.best.step_s * (1 - 1e-9):
+    def consider(self, found: Candidate | DoesNotFit) -> bool:
+        if isinstance(found, DoesNotFit) or not found.step_s < self.best.step_s * (1 - 1e-9):
             return False
         self.best = found
         return True
