@@ -20,7 +20,7 @@ from tmojax.planners.fluid import path_rates
 from tmojax.planners.sweep import sweep
 from tmojax.planners.workbench import Candidate, Workbench
 from tmojax.problem import Action, Problem
-from tmojax.problem.step_view import StepView
+from tmojax.problem.step_view import NEVER, StepView
 from tmojax.relax.chain_breaks import break_chains
 from tmojax.relax.decisions import Choice, DeviceDecision, Rest, keep_everything
 from tmojax.relax.decode import DoesNotFit
@@ -162,6 +162,7 @@ def _with_gaps(view: StepView, gaps: list[tuple[int, int, int]]) -> StepView:
         size_bytes=np.append(view.size_bytes, view.state_bytes[index]), idle_from=np.append(view.idle_from, before),
         idle_to=np.append(view.idle_to, after), producer_slot=np.append(view.producer_slot, before),
         needed=np.append(view.needed, yes), may_recompute=np.append(view.may_recompute, no),
+        same_until=np.append(view.same_until, np.full(len(gaps), NEVER)),
         may_offload=np.append(view.may_offload, yes), recompute_s=np.append(view.recompute_s, np.zeros(len(gaps))),
         recompute_inputs=view.recompute_inputs + ((),) * len(gaps), dependents=view.dependents + ((),) * len(gaps),
     )  # fmt: skip

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from math import inf
 
 import numpy as np
 
 from tmojax.problem.problem import Problem
-from tmojax.problem.workload import Lifetime, Op, Phase, Program
+from tmojax.problem.workload import Lifetime, Phase, Program
+
+NEVER = 2**62  # behind all ops
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +32,8 @@ class StepView:
 
     tensor, size_bytes, idle_from, idle_to [I]; producer_slot [I]: slot that writes it. needed [I]: backward uses it
     (else it is only of use to recomputations). may_recompute, may_offload [I]: an op is not run again where
-    what it reads or writes has been updated in place. recompute_inputs [I]: candidates that
+    what it reads or writes has been updated in place. same_until [I]: the op before which its producer can run again at
+    the latest, for that reason (`NEVER`: none). recompute_inputs [I]: candidates that
     its producer reads.
     recompute_s [I]: duration of its producer. dependents [I]: candidates whose producer reads it.
 
@@ -53,6 +55,7 @@ class StepView:
     producer_slot: np.ndarray
     needed: np.ndarray
     may_recompute: np.ndarray
+    same_until: np.ndarray
     may_offload: np.ndarray
     recompute_s: np.ndarray
     recompute_inputs: tuple[tuple[int, ...], ...]
@@ -126,21 +129,22 @@ def view_step(problem: Problem, device: int) -> StepView:
     for index, inputs in enumerate(recompute_inputs):
         for source in inputs:
             dependents[source].append(index)
-    # A tensor that only recomputations use is wanted when the first of them can run, and when the last of them runs at
-    # the latest; later tensors are settled first.
-    latest = list(idle_to)
+    # A tensor that only recomputations use is wanted when the first of them can run; later tensors are settled first.
     for index in sorted(range(len(candidates)), key=lambda i: -slot_of[program.producer[candidates[i]]]):
         if not needed[index]:
-            wanted = [d for d in dependents[index] if idle_to[d] >= 0]
-            idle_to[index] = min((idle_to[d] for d in wanted), default=-1)
-            latest[index] = max((latest[d] for d in wanted), default=-1)
+            wanted = [idle_to[d] for d in dependents[index] if idle_to[d] >= 0]
+            idle_to[index] = min(wanted, default=-1)
     keep = [index for index in range(len(candidates)) if idle_to[index] >= 0]
     renumber = {old: new for new, old in enumerate(keep)}
 
     intervals = {t: (idle_from[i], idle_to[i], needed[i]) for i, t in enumerate(candidates)}
     base, kept = _profiles(problem, device, slot_of, uses, used_by_step, intervals)
     ops = [program.ops[program.producer[candidates[i]]] for i in keep]
-    changed_at = _changed_at(program)
+    changers: dict[int, list[int]] = {}
+    for index, op in enumerate(program.ops):
+        for tensor in op.updates:
+            changers.setdefault(tensor, []).append(index)
+    same_until = [_same_until(program, program.producer[candidates[i]], changers) for i in keep]
     state = [t for t, spec in enumerate(program.tensors) if spec.lifetime is Lifetime.STATE]
     step_ops = [i for i, op in enumerate(program.ops) if op.step_op and not op.collective]
     return StepView(
@@ -159,11 +163,12 @@ def view_step(problem: Problem, device: int) -> StepView:
         needed=np.array([needed[i] for i in keep], bool),
         may_recompute=np.array(
             [
-                op.recomputable and forward[i] and slot_op[latest[i]] <= _same_until(op, changed_at)
-                for i, op in zip(keep, ops, strict=True)
+                op.recomputable and forward[i] and slot_op[idle_to[i]] <= until
+                for i, op, until in zip(keep, ops, same_until, strict=True)
             ],
             bool,
         ),
+        same_until=np.array(same_until, np.int64),
         may_offload=np.array([idle_to[i] - idle_from[i] > 1 for i in keep], bool),
         recompute_s=np.array([op.duration_s + launch_s for op in ops]),
         recompute_inputs=tuple(tuple(renumber[j] for j in recompute_inputs[i] if j in renumber) for i in keep),
@@ -177,18 +182,15 @@ def view_step(problem: Problem, device: int) -> StepView:
     )
 
 
-def _changed_at(program: Program) -> dict[int, int]:
-    """Of tensors that are updated in place: the first step op that does that, or -1 where ops of micro-batches do."""
-    changed: dict[int, int] = {}
-    for index, op in enumerate(program.ops):
-        for tensor in op.updates:
-            changed[tensor] = min(changed.get(tensor, index), index if op.step_op else -1)
-    return changed
-
-
-def _same_until(op: Op, changed_at: dict[int, int]) -> float:
-    """The op before which another run of `op` still reads, and brings back, the versions of the first run."""
-    return min((changed_at[t] for t in (*op.reads, *op.writes) if t in changed_at), default=inf)
+def _same_until(program: Program, index: int, changers: dict[int, list[int]]) -> int:
+    """The op before which another run of op `index` still reads, and brings back, the versions of the first run.
+    changers: per tensor, the ops that update it in place. What they changed before the first run, it has read already;
+    in a step of several micro-batches, those of the next one run behind all slots of this one."""
+    op = program.ops[index]
+    if op.updates:
+        return -1
+    later = [other for t in (*op.reads, *op.writes) for other in changers.get(t, ()) if other > index]
+    return min(later, default=NEVER)
 
 
 def _profiles(problem, device, slot_of, uses, used_by_step, intervals) -> tuple[np.ndarray, np.ndarray]:

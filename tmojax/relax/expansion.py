@@ -23,8 +23,8 @@ NOBODY = -1  # in `conflict`: none
 class Graph(NamedTuple):
     """A device's micro-batch as arrays. slot_op: op of every slot. reads, updates, writes: tensors of op o at
     `[ptr[o]:ptr[o + 1]]`. producer: per tensor, -1: none. lifetime: per tensor, of the three above. index_of: candidate
-    of a tensor, -1: none. may_recompute: per candidate. idle_from: slot behind which a candidate is idle; those of slot
-    q are `by_slot[slot_ptr[q]:slot_ptr[q + 1]]`."""
+    of a tensor, -1: none. may_recompute, same_until: per candidate. idle_from: slot behind which a candidate is idle;
+    those of slot q are `by_slot[slot_ptr[q]:slot_ptr[q + 1]]`."""
 
     slot_op: NDArray[np.int64]
     reads_ptr: NDArray[np.int64]
@@ -40,6 +40,7 @@ class Graph(NamedTuple):
     index_of: NDArray[np.int64]
     tensor: NDArray[np.int64]
     may_recompute: NDArray[np.bool_]
+    same_until: NDArray[np.int64]
     idle_from: NDArray[np.int64]
     by_slot: NDArray[np.int64]
     slot_ptr: NDArray[np.int64]
@@ -62,7 +63,7 @@ def graph_of(problem: Problem, view: StepView) -> Graph:
         np.array([op.workspace_bytes for op in program.ops], np.int64),
         np.array([kinds.get(tensor.lifetime, OTHER) for tensor in program.tensors], np.int8),
         np.array([tensor.size_bytes for tensor in program.tensors], np.int64), index_of,
-        view.tensor.astype(np.int64), view.may_recompute, view.idle_from.astype(np.int64), by_slot,
+        view.tensor.astype(np.int64), view.may_recompute, view.same_until, view.idle_from.astype(np.int64), by_slot,
         slot_ptr.astype(np.int64),
     )  # fmt: skip
 
@@ -86,6 +87,7 @@ def expand(graph, choice, form):  # pragma: no cover - compiled
         graph.slot_op, graph.reads_ptr, graph.reads, graph.updates_ptr, graph.updates
     )  # fmt: skip
     writes_ptr, writes, producer, may_recompute = graph.writes_ptr, graph.writes, graph.producer, graph.may_recompute
+    same_until = graph.same_until
     workspace, lifetime, sizes, index_of = graph.workspace_bytes, graph.lifetime, graph.size_bytes, graph.index_of
     candidate, idle_from, by_slot, slot_ptr = graph.tensor, graph.idle_from, graph.by_slot, graph.slot_ptr
     ops, tensors, candidates, slots = writes_ptr.size - 1, producer.size, candidate.size, slot_op.size
@@ -132,8 +134,9 @@ def expand(graph, choice, form):  # pragma: no cover - compiled
                     if height == 0:
                         break
                     op = producer[pending[height - 1]]
-                    if not may_recompute[index_of[pending[height - 1]]]:
-                        conflict[index_of[pending[height - 1]]] = KEEP
+                    index = index_of[pending[height - 1]]
+                    if not may_recompute[index] or own > same_until[index]:
+                        conflict[index] = KEEP
                     missing = False
                     for at in range(reads_ptr[op + 1] - 1, reads_ptr[op] - 1, -1):
                         if dropped[reads[at]]:
