@@ -83,6 +83,20 @@ def test_devices_that_wait_for_the_link_in_the_same_op_by_hand(gpus, micro_batch
     assert bound(hidden_copies(1, micro_batches)).bound_s == pytest.approx(7.0 * micro_batches)
 
 
+@pytest.mark.parametrize("gpus", [1, 2, 3, 4])
+def test_devices_that_send_as_much_wait_for_each_other_at_both_ends_by_hand(gpus):
+    """A copy takes 2 s, longer than `hide` and `seek`. The k-th GPU starts `middle` at 1 + 2 k, and has a back 3 s
+    later; `last` takes 1 s. Windows alone say 1 + 2 G + what follows `middle`, without copies."""
+    problem = hidden_copies(gpus, 1)
+    program = problem.workload.programs[0]
+    ops = tuple(replace(op, duration_s=0.5) if op.name in ("hide", "seek") else op for op in program.ops)
+    problem = replace(problem, workload=replace(problem.workload, programs=(replace(program, ops=ops),)))
+    schedule = one_after_the_other(problem)
+    assert check(problem, schedule).valid
+    assert simulate(problem, schedule).step_s == pytest.approx(5.0 + 2.0 * gpus)
+    assert bound(problem).bound_s == pytest.approx(5.0 + 2.0 * gpus)
+
+
 def test_unequal_devices_share_the_short_windows():
     problem = hidden_copies(3, 3)
     memories = tuple(replace(m, capacity_bytes=111) if m.name == "gpu1" else m for m in problem.machine.memories)

@@ -71,15 +71,11 @@ def _add_ends(
     """sharing: how many devices of the class use the link together; after [J + 1]: bytes of collectives on it."""
     rate = rows.unit.rate(bandwidth_bytes_per_s)
     (_, first), (_, end) = member.blocks[0], member.blocks[-1]
-    gaps = end.gaps
     if not leaves and not enters:
         return
     late = first.resting.late_most
     earlier = [(block.end_time, -float(n)) for n, block in member.blocks[:-1]]
-    # What comes in last is still to be used; if nothing comes in, there is what is left at the moment.
-    used = gaps.end[(end.moved >= 0) & (gaps.end < len(gaps.slot_op))]
-    use_s = float(np.min(member.path.after_end[used], initial=member.path.after_last_s + gaps.slot_s[-1]))
-    rest_s = member.rests_s()
+    tail_s = np.zeros(len(after)) if leaves else after_arrival_s(member)
     every = max(1, len(after) // 24)  # neighbouring moments say nearly the same
     for j in range((len(after) - 1) % every, len(after), every):
         collective = float(after[j]) / rows.unit.size_bytes
@@ -94,7 +90,7 @@ def _add_ends(
                 flows += comes
         if leaves and _before_late_change(member, j):
             limited, most = [*limited, (member.late, 1.0)], most + late
-        tail = 0.0 if leaves or collective else min(use_s, float(rest_s[j])) / rows.unit.time_s
+        tail = 0.0 if collective else float(tail_s[j]) / rows.unit.time_s
         label = f"link {name} after a moment of the last micro-batch of {member.name}"
         for slope, offset in shared_transfer(sharing, most, rate) if limited else [(0.0, 0.0)]:
             terms = [*earlier, (int(end.time[j]), -1.0), *((c, -v / rate) for c, v in flows)]
@@ -103,6 +99,15 @@ def _add_ends(
         for time, out in zip(first.time[::every], first.resting.out[::every], strict=True):
             for slope, offset in shared_transfer(sharing, late, rate):
                 rows.model.add_row(offset, INFINITY, (int(time), 1.0), (int(out), -slope))
+
+
+def after_arrival_s(member: ClassColumns) -> np.ndarray:
+    """[J + 1] least seconds to the end of the step from when all has come in that comes in after a moment of the last
+    micro-batch: what comes in last is still to be used; if nothing comes in, there is what is left at the moment."""
+    block = member.blocks[-1][1]
+    used = block.gaps.end[(block.moved >= 0) & (block.gaps.end < len(block.gaps.slot_op))]
+    use_s = np.min(member.path.after_end[used], initial=member.path.after_last_s + block.gaps.slot_s[-1])
+    return np.minimum(use_s, member.rests_s())
 
 
 def _still_out(member: ClassColumns, j: int) -> list[tuple[int, float]]:

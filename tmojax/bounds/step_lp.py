@@ -24,6 +24,7 @@ from tmojax.bounds.least_bytes import least_bytes
 from tmojax.bounds.moments import choose_moments
 from tmojax.bounds.resting import add_rest, add_seams
 from tmojax.bounds.step_bytes import step_bytes
+from tmojax.bounds.turns import add_turns
 from tmojax.bounds.whole import moves_whole
 from tmojax.bounds.windows import add_long_windows, add_short_windows
 from tmojax.problem import Problem
@@ -56,6 +57,7 @@ class StepLp:
         self._longest = self._upper_limit(read)
         self._rows = StepRows(self._model, self.unit, int(self._model.add_columns(1, 0.0, self._longest, cost=1.0)[0]))
         self._least_s: list[float] | None = None
+        self._has_turns = False
         self._has_new_kinds_of_rows = True
         # Fewer moments where there is more of everything else: a lower bound, but one that is ready in time.
         gaps = max(sum(len(gaps[0].tensor) for _, gaps, _ in read), 1)
@@ -212,6 +214,9 @@ class StepLp:
         """
         added = add_long_windows(self._problem, self._rows, self._classes, answer)
         added += add_last_windows(self._problem, self._rows, self._classes, answer)
+        if not self._has_turns:
+            self._has_turns = True
+            added += add_turns(self._problem, self._rows, self._classes, answer, self._longest, time_limit_s, threads)
         if self._micro_batches == 1:
             return added
         if self._least_s is None:
