@@ -17,7 +17,7 @@ from tmojax.planners.workbench import Candidate, Workbench
 from tmojax.problem import Action, Kind, LinkPolicyKind
 from tmojax.problem.step_view import StepView
 from tmojax.relax.coordinate import Coordination, shared_links
-from tmojax.relax.decisions import Choice, DeviceDecision, Rest
+from tmojax.relax.decisions import Choice, DeviceDecision, rests_of
 from tmojax.relax.decode import NEVER
 from tmojax.simulate import simulate
 
@@ -324,7 +324,7 @@ class Moves:
             return decision
         length = int(self.rng.integers(1, len(members) + 1))
         begin = int(self.rng.integers(0, len(members) - length + 1))
-        options = list(Rest) if resting else [Rest.ON_DEVICE, Rest.AWAY]
+        options = rests_of(self.bench.problem, resting)
         state_out = decision.state_out.astype(np.int8)
         state_out[members[begin : begin + length]] = options[int(self.rng.integers(len(options)))]
         return replace(decision, state_out=state_out)

@@ -212,6 +212,17 @@ class Selected:
     time_limited: bool
 
 
+def _freed_bytes(problem: Problem, view: StepView, known: DeviceDecision) -> int:
+    """What state that rests leaves free in the micro-batches."""
+    left = (known.state_out == Rest.ON_HOST) | (known.state_out == Rest.AWAY)
+    freed = int(view.state_bytes[left & view.state_resting].sum())
+    if known.encodes_state:
+        codec = problem.machine.codecs[known.codec]
+        sizes = view.state_bytes[(known.state_out == Rest.ENCODED) & view.state_resting].tolist()
+        freed += sum(size - codec.encoded_bytes(size) for size in sizes)
+    return freed
+
+
 def select(bench: Workbench, device: int, limits: Sequence[LinkLimit], known: DeviceDecision | None, *,
            rate_factor: float = 1.0, capacity_factor: float = 1.0, rounds: int = ROUNDS) -> Selected:  # fmt: skip
     """The best selection of one device for these rates.
@@ -226,7 +237,7 @@ def select(bench: Workbench, device: int, limits: Sequence[LinkLimit], known: De
     rests = np.zeros(len(view.state_tensor), np.int8)
     if known is not None:
         rests = known.state_out.astype(np.int8)
-        capacity += int(view.state_bytes[(rests != Rest.ON_DEVICE) & view.state_resting].sum())
+        capacity += _freed_bytes(problem, view, known)
         view = replace(view, state_resting=np.zeros(len(view.state_tensor), bool))
     limits = [replace(limit, rate=limit.rate * rate_factor) for limit in limits]
     sync = synchronisation(bench, device, host_users(bench, device))

@@ -25,7 +25,7 @@ from tmojax.planners.workbench import Candidate, Workbench
 from tmojax.problem import Action, Kind, Problem
 from tmojax.problem.step_view import StepView
 from tmojax.relax.coordinate import host_links
-from tmojax.relax.decisions import DeviceDecision, Rest
+from tmojax.relax.decisions import DeviceDecision, Rest, rests_of
 from tmojax.relax.decode import DoesNotFit
 
 SINGLE = 1 / 64  # of all state: larger tensors are decided alone, smaller ones with others of their kind and update
@@ -61,15 +61,12 @@ class StateSettings:
 @dataclass(frozen=True, eq=False)
 class Family:
     """State tensors of one kind. units: indices of the `StepView`'s state tensors that are decided together, in the
-    order of their updates. resting: no micro-batch uses them. unit_bytes [units]."""
+    order of their updates. resting: no micro-batch uses them. options: where they may rest. unit_bytes [units]."""
 
     resting: bool
+    options: tuple[Rest, ...]
     units: tuple[np.ndarray, ...]
     unit_bytes: np.ndarray
-
-    @property
-    def options(self) -> tuple[Rest, ...]:
-        return tuple(Rest) if self.resting else (Rest.ON_DEVICE, Rest.AWAY)
 
 
 def state_families(problem: Problem, view: StepView) -> tuple[Family, ...]:
@@ -99,7 +96,8 @@ def state_families(problem: Problem, view: StepView) -> tuple[Family, ...]:
         chosen = [place for place in sorted(places) if size[key][place] > least]
         if chosen:
             units = tuple(np.array(places[place], np.int64) for place in chosen)
-            families.append(Family(key[1], units, np.array([size[key][place] for place in chosen])))
+            unit_bytes = np.array([size[key][place] for place in chosen])
+            families.append(Family(key[1], rests_of(problem, key[1]), units, unit_bytes))
     return tuple(families)
 
 

@@ -2,15 +2,16 @@
 
 State of which no room is left at the update has to begin and end the step in host memory (`Rest.ON_HOST`): it comes in
 beside the gradient synchronisation, and goes out again at the end of the step. What only the activations need room for
-goes out when the step begins, while links are idle, and comes in once (`Rest.AWAY`). How much of either is enough is
-found on decoded lists, by bisection; the exact simulator then chooses between amounts of recomputation, and between
-more of one and less of the other.
+goes out when the step begins, while links are idle, and comes in once (`Rest.AWAY`), or is encoded in its place where
+that is allowed (`Rest.ENCODED`). How much of either is enough is found on decoded lists, by bisection; the exact
+simulator then chooses between amounts of recomputation, and between more of one and less of the other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from tmojax.planners.state_outline import SHARES, shed
 from tmojax.planners.workbench import Candidate, Workbench
 from tmojax.problem import Action, LinkPolicyKind
 from tmojax.relax.coordinate import Coordination, together
-from tmojax.relax.decisions import Choice, DeviceDecision, Rest
+from tmojax.relax.decisions import Choice, DeviceDecision, Rest, rests_of
 from tmojax.relax.decode import DoesNotFit
 
 STRIDE = 4  # what rests in host memory is spread over the update: every fourth unit first
@@ -30,8 +31,10 @@ RELIEVED = (0.1, 0.2, 0.3, 0.45, 0.7)
 
 @dataclass(frozen=True, eq=False)
 class Level:
-    """hosted, away: of how many units of every class of devices. base: of every class, before state is placed."""
+    """hosted, away: of how many units of every class of devices. way: what the latter do, come and go or are encoded.
+    base: of every class, before state is placed."""
 
+    way: Rest
     base: dict[int, DeviceDecision]
     hosted: dict[int, int]
     away: dict[int, int]
@@ -52,8 +55,9 @@ class StateLevels:
         """The best plan found; None if none fits, or no state rests."""
         if not self.units:
             return None
-        for change in self._bases():
-            if (level := self._least({first: change(first) for first in self.units})) is not None:
+        ways = [way for way in (Rest.AWAY, Rest.ENCODED) if way in rests_of(self.bench.problem, True)]
+        for change, way in product(self._bases(), ways):
+            if (level := self._least(way, {first: change(first) for first in self.units})) is not None:
                 for policy in (LinkPolicyKind.FCFS, LinkPolicyKind.FAIR):
                     self._try(level, together(self.bench.problem, policy))
         if self._known is None:
@@ -61,7 +65,7 @@ class StateLevels:
         level, coordination = self._known
         for share in MORE_HOSTED:
             hosted = {first: level.hosted[first] + round(share * away) for first, away in level.away.items()}
-            if (other := self._least(level.base, hosted)) is not None:
+            if (other := self._least(level.way, level.base, hosted)) is not None:
                 self._try(other, coordination)
         if {Action.OFFLOAD, Action.RECOMPUTE} <= self.bench.problem.actions:
             level = self._known[0]
@@ -83,23 +87,23 @@ class StateLevels:
         as_start = [self.start.decisions.__getitem__]
         return as_start + [recomputed(share) for share in SHARES if Action.RECOMPUTE in self.bench.problem.actions]
 
-    def _with_state(self, first: int, base: DeviceDecision, hosted: int, away: int) -> DeviceDecision:
-        """The first `hosted` units in host memory, the last `away` ones of the others come and go."""
+    def _with_state(self, way: Rest, first: int, base: DeviceDecision, hosted: int, away: int) -> DeviceDecision:
+        """The first `hosted` units in host memory, the last `away` ones of the others as `way` says."""
         units = self.units[first]
         state_out = base.state_out.astype(np.int8)
         for index, unit in enumerate(units):
             state_out[unit] = (Rest.ON_HOST if index < hosted else
-                               Rest.AWAY if index >= len(units) - away else Rest.ON_DEVICE)  # fmt: skip
+                               way if index >= len(units) - away else Rest.ON_DEVICE)  # fmt: skip
         return replace(base, state_out=state_out)
 
-    def _least(self, base: dict[int, DeviceDecision], hosted: dict[int, int] | None = None) -> Level | None:
-        """The least that fits on every class: of what is hosted first (unless given), then of what comes and goes."""
+    def _least(self, way: Rest, base: dict[int, DeviceDecision], hosted: dict[int, int] | None = None) -> Level | None:
+        """The least that fits on every class: of what is hosted first (unless given), then of the others."""
         at_least, away = {}, {}
         for first, decision in base.items():
             count = len(self.units[first])
 
             def fits(hosted: int, away: int, first=first, decision=decision) -> bool:
-                tried = self._with_state(first, decision, hosted, away)
+                tried = self._with_state(way, first, decision, hosted, away)
                 return not isinstance(self.bench.decode(first, tried), DoesNotFit)
 
             least = least_true(count, lambda n, fits=fits, count=count: fits(n, count - n))
@@ -111,7 +115,7 @@ class StateLevels:
             if found is None:
                 return None
             away[first] = found
-        return Level(base, at_least, away)
+        return Level(way, base, at_least, away)
 
     def _relieved(self, first: int, decision: DeviceDecision, share: float) -> DeviceDecision:
         """`decision` with what is dearest to recompute for its bytes offloaded instead, so that it takes `share` of a
@@ -128,7 +132,7 @@ class StateLevels:
 
     def _try(self, level: Level, coordination: Coordination) -> None:
         coordination = replace(coordination, slots=self.bench.slots())
-        own = {first: self._with_state(first, level.base[first], level.hosted[first], level.away[first])
+        own = {first: self._with_state(level.way, first, level.base[first], level.hosted[first], level.away[first])
                for first in self.units}  # fmt: skip
         decisions = tuple(
             own.get(first, self.start.decisions[device]) for device, first in enumerate(self.bench.device_class)

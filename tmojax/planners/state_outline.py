@@ -18,7 +18,7 @@ from tmojax.planners.simple import checkpoints
 from tmojax.planners.workbench import Candidate, Workbench
 from tmojax.problem import Action, Problem
 from tmojax.problem.step_view import StepView
-from tmojax.relax.decisions import Choice, DeviceDecision, Rest
+from tmojax.relax.decisions import Choice, DeviceDecision, Rest, rests_of
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of what may be recomputed cheaply
 COARSE = (0.0, 0.5, 1.0)
@@ -56,8 +56,7 @@ def _kinds(bench: Workbench) -> list[_Kind]:
             mask = np.array([name == other for other in names])
             if view.state_bytes[mask].sum() > SMALL_KIND * view.state_bytes.sum():
                 found.setdefault(name, {})[device] = mask
-    return [_Kind(masks, tuple(Rest) if resting else (Rest.ON_DEVICE, Rest.AWAY))
-            for (_, resting), masks in found.items()]  # fmt: skip
+    return [_Kind(masks, rests_of(bench.problem, resting)) for (_, resting), masks in found.items()]
 
 
 def shed(problem: Problem, view: StepView, share: float, offloaded: bool) -> np.ndarray:

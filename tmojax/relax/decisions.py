@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from tmojax.problem import Action, Problem
 from tmojax.problem.step_view import StepView
 
 
@@ -33,6 +34,14 @@ class Rest(IntEnum):
     ON_DEVICE = 0
     ON_HOST = 1  # comes to the device for its first use and leaves behind its last one, and in long gaps between them
     AWAY = 2  # leaves in every long gap between two uses within a step, if memory is short there
+    ENCODED = 3  # is encoded in every long gap between two uses within a step
+
+
+def rests_of(problem: Problem, resting: bool) -> tuple[Rest, ...]:
+    """Where a state tensor may rest: one that no micro-batch touches (`resting`), or one that they use."""
+    moving = ((Rest.ON_HOST, Rest.AWAY) if resting else (Rest.AWAY,)) if Action.OFFLOAD in problem.actions else ()
+    encoded = (Rest.ENCODED,) if Action.COMPRESS in problem.actions and problem.machine.codecs else ()
+    return (Rest.ON_DEVICE, *moving, *encoded)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +71,11 @@ class DeviceDecision:
 
     @cached_property
     def encodes(self) -> bool:
-        return any(int(choice.max(initial=0)) >= Choice.COMPRESS for choice in self._choices)
+        return self.encodes_state or any(int(choice.max(initial=0)) >= Choice.COMPRESS for choice in self._choices)
+
+    @cached_property
+    def encodes_state(self) -> bool:
+        return bool((self.state_out == Rest.ENCODED).any())
 
     @property
     def _choices(self) -> list[np.ndarray]:
@@ -101,7 +114,8 @@ class DeviceDecision:
             return np.where(choice > Choice.RECOMPUTE, Choice.OFFLOAD, choice).astype(np.int8)
 
         last, first = (None if one is None else moved(one) for one in (self.last_choice, self.first_choice))
-        return replace(self, choice=moved(self.choice), last_choice=last, first_choice=first)
+        state_out = np.where(self.state_out == Rest.ENCODED, Rest.AWAY, self.state_out).astype(np.int8)
+        return replace(self, choice=moved(self.choice), state_out=state_out, last_choice=last, first_choice=first)
 
     def alike(self) -> DeviceDecision:
         """The same choices in all micro-batches."""

@@ -18,7 +18,8 @@ from tmojax.relax.decisions import DeviceDecision, Rest
 from tmojax.relax.fit import END, WRITTEN, fit, rows_of, share_clean_copies
 from tmojax.relax.host_memory import host_peak_bytes, row_bytes
 from tmojax.relax.template import build_template
-from tmojax.relax.unroll import UnrolledStep, unroll
+from tmojax.relax.unroll import unroll
+from tmojax.relax.unrolled_step import UnrolledStep
 
 NEVER = np.iinfo(np.int64).max // 4
 

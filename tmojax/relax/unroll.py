@@ -13,31 +13,16 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from tmojax.problem import PLAIN, Kind, Lifetime, Problem
+from tmojax.problem import PLAIN, Codec, Kind, Lifetime, Problem
 from tmojax.problem.step_view import StepView
 from tmojax.relax.decisions import DeviceDecision, Rest
+from tmojax.relax.encoded_state import encode_state, long_gaps
 from tmojax.relax.fit import END, TENSOR, TO_PEER, WRITTEN, state_gaps
 from tmojax.relax.template import Template
+from tmojax.relax.unrolled_step import UnrolledStep
 
 # A gap of a state tensor is worth a trip to the host if it spans more than this part of a micro-batch's runs.
 LONG_GAP = 1 / 8
-
-
-@dataclass(frozen=True, eq=False)
-class UnrolledStep:
-    """kind, op, micro_batch, profile_bytes [U]: per run; the profile has everything away that may be away. kind:
-    Kind.COMPUTE or COLLECTIVE, or ENCODE or DECODE, whose "op" is a tensor.
-
-    freed [F, 4]: (run, tensor, instance, form): the copy that is freed behind that run. gaps [M, 10]: see
-    `tmojax.relax.fit`.
-    """
-
-    kind: np.ndarray
-    op: np.ndarray
-    micro_batch: np.ndarray
-    profile_bytes: np.ndarray
-    freed: np.ndarray
-    gaps: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +89,8 @@ def unroll(
 ) -> UnrolledStep:  # fmt: skip
     """Unroll a template over all micro-batches of a step; `last` and `first` describe those if they differ. A single
     micro-batch is the last one."""
-    return _Unroller(_layout(problem, view), view, decision, template, last or template, first or template).result()
+    unroller = _Unroller(_layout(problem, view), view, decision, template, last or template, first or template)
+    return unroller.result(problem.machine.codecs[decision.codec] if decision.encodes_state else None)
 
 
 class _Unroller:
@@ -129,7 +115,8 @@ class _Unroller:
         self.gaps: list[np.ndarray] = []
         self.freed: list[np.ndarray] = []
 
-    def result(self) -> UnrolledStep:
+    def result(self, codec: Codec | None) -> UnrolledStep:
+        """codec: of state that is encoded."""
         self._lives()
         self._inputs()
         self._step_tensors()
@@ -148,8 +135,14 @@ class _Unroller:
         gaps = gaps[np.lexsort((gaps[:, TENSOR], gaps[:, END], gaps[:, WRITTEN]))]
         freed = np.concatenate(self.freed)
         freed = freed[np.lexsort((freed[:, 1], freed[:, 0]))]
-        profile = np.cumsum(self.profile)[: self.total] + scratch
-        return UnrolledStep(kind, op, micro_batch, profile, freed, gaps)
+        resident = np.cumsum(self.profile)[: self.total]
+        step = UnrolledStep(kind, op, micro_batch, resident + scratch, freed, gaps)
+        if codec is None:
+            return step
+        tensors = self.view.state_tensor[self.decision.state_out == Rest.ENCODED]
+        use_ptr, run, _ = self._state_uses(tensors)
+        encoded = long_gaps(tensors, use_ptr, run, max(2, int(self.body * LONG_GAP)))
+        return encode_state(step, resident, encoded, layout.sizes, codec, self.decision.codec)
 
     def _per_run(self, field: str, step: np.ndarray) -> np.ndarray:
         """A field [T] of the templates and values per step op as values per run of the step [U]."""
@@ -255,7 +248,7 @@ class _Unroller:
         view, sizes = self.view, self.layout.sizes
         rests = self.decision.state_out.astype(np.int8)
         self.profile[0] += sizes[view.state_tensor[rests != Rest.ON_HOST]].sum()
-        leaves = np.flatnonzero(rests != Rest.ON_DEVICE)
+        leaves = np.flatnonzero((rests == Rest.ON_HOST) | (rests == Rest.AWAY))
         tensors, on_host = view.state_tensor[leaves], rests[leaves] == Rest.ON_HOST
         shortest = np.where(on_host & view.state_resting[leaves], self.total, max(2, int(self.body * LONG_GAP)))
         use_ptr, run, changes = self._state_uses(tensors)
