@@ -37,7 +37,7 @@ def random_decision(view, rng, lender: int, codec: int) -> DeviceDecision:
             choice[index] = rng.choice(options)
         return choice
 
-    state = np.array([rng.choice([0, 1, 2] if resting else [0, 2]) for resting in view.state_resting], np.int8)
+    state = np.array([rng.choice([0, 1, 2, 3] if resting else [0, 2, 3]) for resting in view.state_resting], np.int8)
     last, first = (choices() if rng.random() < 0.3 else None for _ in range(2))
     return DeviceDecision(choices(), state, last, first, lender, codec)
 

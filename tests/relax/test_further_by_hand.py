@@ -9,9 +9,9 @@ from further_steps import problem_of, step
 from tmojax.check import check
 from tmojax.errors import InputError
 from tmojax.planners.workbench import Workbench
-from tmojax.problem import Kind, Problem
+from tmojax.problem import Kind, Lifetime, Op, Phase, Problem, Tensor, TensorKind
 from tmojax.relax.coordinate import together
-from tmojax.relax.decisions import Choice, DeviceDecision, keep_everything
+from tmojax.relax.decisions import Choice, DeviceDecision, Rest, keep_everything
 from tmojax.relax.decode import DoesNotFit
 
 
@@ -48,6 +48,28 @@ def test_a_tensor_kept_encoded():
     # f 0-1, encode 1-2, g 2-4, decode 4-6, h 6-7; 40 and 20 bytes while encoding, 20 and 40 of workspace in g.
     assert evaluated(problem_of((step(40, 40),), (60,)), Choice.COMPRESS).step_s == pytest.approx(7.0)
     assert evaluated(problem_of((step(40, 40),), (59,)), Choice.COMPRESS) == DoesNotFit(0, 0, 0, 1)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_state_kept_encoded_until_its_update(micro_batches):
+    # encode m 0-1, then 4 s of f, g, h for each micro-batch, decode m for 2 s, update for 1 s. 40 and 20 bytes while it
+    # is encoded and decoded; 20, 1 of a and 39 of workspace in g.
+    forward = step(1, 39)
+    tensors = (*forward.tensors, Tensor("m", 40, TensorKind.OPTIMIZER_STATE, Lifetime.STATE))
+    ops = (*forward.ops, Op("update", Phase.OPTIMIZER, 1.0, updates=(1,), step_op=True))
+    problem = problem_of((replace(forward, tensors=tensors, ops=ops),), (60,))
+    problem = replace(problem, workload=replace(problem.workload, micro_batches=micro_batches))
+    bench = Workbench(problem)
+    encoded = replace(keep_everything(bench.view(0)), state_out=np.array([Rest.ENCODED], np.int8))
+    found = bench.evaluate((encoded,), together(problem))
+    assert not isinstance(found, DoesNotFit)
+    assert check(problem, found.schedule).valid
+    assert found.step_s == pytest.approx(4.0 + 4.0 * micro_batches)
+    kinds = found.schedule.lists[0]["kind"]
+    assert ((kinds == Kind.ENCODE).sum(), (kinds == Kind.DECODE).sum()) == (1, 1)
+    smaller = Workbench(problem.with_device_capacity(59))
+    assert isinstance(smaller.evaluate((encoded,), together(problem)), DoesNotFit)
+    assert isinstance(bench.evaluate((keep_everything(bench.view(0)),), together(problem)), DoesNotFit)
 
 
 def test_an_encoded_tensor_on_the_host():

@@ -22,6 +22,7 @@ from tmojax.bounds.highs import INFINITY, Answer, LinearModel
 from tmojax.bounds.inputs import mean_first_input_s
 from tmojax.bounds.least_bytes import least_bytes
 from tmojax.bounds.moments import choose_moments
+from tmojax.bounds.placement import add_placement
 from tmojax.bounds.resting import add_rest, add_seams
 from tmojax.bounds.step_bytes import step_bytes
 from tmojax.bounds.turns import add_turns
@@ -206,6 +207,7 @@ class StepLp:
             add_rest(self._model, member.blocks, self.unit.size_bytes)
             add_path(self._rows, member, mean_first_input_s(self._problem, member.spec.devices))
             add_ends(self._problem, self._rows, member)
+            add_placement(self._problem, self._rows, member)
 
     def add_windows(self, answer: Answer, time_limit_s: float, threads: int) -> int:
         """Add the windows of time that the values of `answer` violate most; their number.

@@ -37,11 +37,13 @@ def long_gaps(tensors: np.ndarray, use_ptr: np.ndarray, run: np.ndarray, shortes
 
 
 def encode_state(
-    step: UnrolledStep, resident_bytes: np.ndarray, gaps: EncodedGaps, sizes: np.ndarray, codec: Codec, form: int
-) -> UnrolledStep:
+    step: UnrolledStep, start_bytes: int, resident_bytes: np.ndarray, gaps: EncodedGaps, sizes: np.ndarray,
+    codec: Codec, form: int,
+) -> UnrolledStep:  # fmt: skip
     """`step`, in which state tensors are on the device all the time, with these gaps encoded.
 
-    resident_bytes [U]: the profile without what only one run needs. sizes [tensors]: plain bytes. form: of the codec.
+    start_bytes: there before the first run. resident_bytes [U]: the profile without what only one run needs. sizes
+    [tensors]: plain bytes. form: of the codec.
     """
     total, count = len(step.op), len(gaps.tensor)
     place = np.concatenate([gaps.after + 1, gaps.before])  # before these runs; what is encoded goes first
@@ -62,7 +64,7 @@ def encode_state(
         return result
 
     # Between two runs no more is there than in both.
-    between = np.minimum(resident_bytes[place], np.where(place > 0, resident_bytes[place - 1], resident_bytes[place]))
+    between = np.minimum(resident_bytes[place], np.where(place > 0, resident_bytes[place - 1], start_bytes))
     coded = np.array([codec.encoded_bytes(int(size)) for size in sizes[gaps.tensor]], np.int64)
     workspace = np.array([codec.workspace_bytes(int(size)) for size in sizes[tensor]], np.int64)
     change = np.zeros(total + 2 * count + 1, np.int64)

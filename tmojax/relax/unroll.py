@@ -142,7 +142,8 @@ class _Unroller:
         tensors = self.view.state_tensor[self.decision.state_out == Rest.ENCODED]
         use_ptr, run, _ = self._state_uses(tensors)
         encoded = long_gaps(tensors, use_ptr, run, max(2, int(self.body * LONG_GAP)))
-        return encode_state(step, resident, encoded, layout.sizes, codec, self.decision.codec)
+        start_bytes = int(layout.sizes[self.view.state_tensor[self.decision.state_out != Rest.ON_HOST]].sum())
+        return encode_state(step, start_bytes, resident, encoded, layout.sizes, codec, self.decision.codec)
 
     def _per_run(self, field: str, step: np.ndarray) -> np.ndarray:
         """A field [T] of the templates and values per step op as values per run of the step [U]."""

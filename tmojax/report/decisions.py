@@ -11,10 +11,11 @@ from tmojax.problem.step_view import StepView, view_step
 from tmojax.report.wording import ranges
 
 KEEP, RECOMPUTE, OFFLOAD, PEER, COMPRESS = ("keep", "recompute", "offload", "offload to peer", "compress")
-# Of persistent tensors: they rest in host memory from step to step, or on the device, from where they go and come back.
-HOST, AWAY = "in host memory", "away in between"
+# Of persistent tensors: they rest in host memory from step to step, or on the device, from where they go and come back,
+# or where they are encoded while nothing uses them.
+HOST, AWAY, ENCODED = "in host memory", "away in between", "encoded in between"
 # In the order in which sentences and tables name them.
-ACTIONS = (RECOMPUTE, OFFLOAD, PEER, COMPRESS, HOST, AWAY, KEEP)
+ACTIONS = (RECOMPUTE, OFFLOAD, PEER, COMPRESS, HOST, AWAY, ENCODED, KEEP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,8 @@ def read_actions(problem: Problem, schedule: Schedule, device: int) -> dict[int,
                 done.setdefault((tensor, micro_batch), set()).add(action)
             resident.add((tensor, micro_batch))
         if kind == Kind.ENCODE or (kind in (Kind.OFFLOAD, Kind.PREFETCH) and form != PLAIN):
-            done.setdefault((tensor, micro_batch), set()).add(COMPRESS)
+            state = program.tensors[tensor].lifetime is Lifetime.STATE
+            done.setdefault((tensor, micro_batch), set()).add(ENCODED if state else COMPRESS)
     for copy in read_again - done.keys():
         done[copy] = {KEEP}
     actions: dict[int, dict[str, int]] = {}
@@ -179,7 +181,7 @@ def read_decisions(problem: Problem, schedule: Schedule) -> list[DecisionRow]:
                 copy_s=copy_s,
                 again_s=again_s,
                 reason=_host_reason(everyone)
-                if action in (HOST, AWAY)
+                if action_rank(action) in map(ACTIONS.index, (HOST, AWAY, ENCODED))
                 else figures.reason(action, idle_s, copy_s, again_s),
             )
         )

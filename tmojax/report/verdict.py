@@ -10,7 +10,7 @@ import numpy as np
 from tmojax.problem import LinkPolicyKind, Problem, Schedule
 from tmojax.problem.in_order import DEFAULT
 from tmojax.report.activity import COMPUTE_CATEGORIES, read_activity
-from tmojax.report.decisions import AWAY, HOST, KEEP, action_rank, count_actions
+from tmojax.report.decisions import AWAY, ENCODED, HOST, KEEP, action_rank, count_actions
 from tmojax.report.outcome import Outcome, RunReport, device_capacities
 from tmojax.report.wording import counted, listing, percent
 from tmojax.simulate import Simulation
@@ -18,6 +18,7 @@ from tmojax.units import format_bytes, format_seconds
 
 # Below this, the tool says that coordination has nothing to gain.
 SMALL_HEADROOM = 0.02
+OF_STATE = {HOST: "rest in host memory", AWAY: "leave between uses", ENCODED: "be encoded between uses"}
 
 
 def per_gpu(sizes: tuple[int, ...]) -> str:
@@ -100,9 +101,8 @@ def describe_actions(problem: Problem, schedule: Schedule) -> str:
     for action in sorted({action for counts in found for action in counts}, key=action_rank):
         low, high = (f(counts.get(action, 0) for counts in found) for f in (min, max))
         before = "" if low == high else f"{low} to "
-        if action in (HOST, AWAY):
-            state = counted(high, "persistent tensor")
-            parts.append(f"let {before}{state} " + ("rest in host memory" if action == HOST else "leave between uses"))
+        if words := [OF_STATE[word] for word in action.split(" + ") if word in OF_STATE]:
+            parts.append(f"let {before}{counted(high, 'persistent tensor')} {' and '.join(words)}")
         else:
             parts.append(f"{action} {before}{counted(high, noun) if noun else high}")
             noun = ""
