@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from shared_path_machine import shared_path
 
 from tmojax.bounds import bound
-from tmojax.bounds.critical_path import critical_paths, shortest
+from tmojax.bounds.critical_path import critical_paths, joint_paths, least_until, shortest
 from tmojax.bounds.inputs import last_input_s, mean_first_input_s
 from tmojax.errors import InputError
 from tmojax.importers.pipeline import pipeline_workload
@@ -58,6 +58,16 @@ def test_a_receiver_waits_for_the_sender():
     assert second.before[0].tolist() == [0.0, 4.0] and second.after[0].tolist() == [5.0, 4.0]
     assert first.total_s == second.total_s == 8.0
     assert bound(passed_on()).bound_s == pytest.approx(8.0)
+
+
+def test_what_devices_wait_for_on_each_other_by_hand():
+    """`send` starts 2 s after `a` does, and waits for nothing on GPU 1; `d` starts when it has ended, 2 s later, and
+    `b` need not wait for it."""
+    (paths,) = joint_paths(passed_on(), 4)
+    assert paths.devices == (0, 1) and paths.later_s == (("send", 0.0),)
+    assert paths.until_s[0].tolist() == [2.0, -np.inf] and paths.since_s[0].tolist() == [-np.inf, -np.inf]
+    assert paths.until_s[1].tolist() == [-np.inf, -np.inf] and paths.since_s[1].tolist() == [-np.inf, 2.0]
+    assert least_until(passed_on(), (1,), 2).tolist() == [5.0, 4.0]
 
 
 def test_what_nobody_waits_for_is_not_on_the_path():

@@ -262,6 +262,51 @@ def state_comes_back(gpus: int) -> tuple[Problem, Schedule]:
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 3, 4])
+def test_state_comes_in_after_the_recomputation_of_the_slowest_by_hand(gpus):
+    """`a` is gone while `peak` runs and comes back in 1 s by recomputation, in 2 s by copies. `clip` still needs it, so
+    that no device has room for `table` before all have come to `reduce`; then that and 100 bytes for each device cross
+    the link one after the other."""
+    tensors = (
+        Tensor("a", 100, TensorKind.ACTIVATION),
+        Tensor("sum", 10, TensorKind.GRADIENT, Lifetime.STATE),
+        Tensor("table", 100, TensorKind.OPTIMIZER_STATE, Lifetime.STATE),
+    )
+    ops = (
+        Op("wide", Phase.FORWARD, 1.0, writes=(0,)),
+        Op("peak", Phase.FORWARD, 1.0, workspace_bytes=100, recomputable=False),
+        Op("last", Phase.BACKWARD, 1.0, reads=(0,), updates=(1,), recomputable=False),
+        Op("reduce", Phase.COLLECTIVE, 0.0, updates=(1,), recomputable=False, step_op=True, collective="reduce"),
+        Op("clip", Phase.OPTIMIZER, 0.001, reads=(0,), updates=(1,), recomputable=False, step_op=True),
+        Op("update", Phase.OPTIMIZER, 0.001, reads=(2,), updates=(1,), recomputable=False, step_op=True),
+    )
+    collective = Collective("reduce", CollectiveKind.ALL_REDUCE, 300, tuple(range(gpus)))
+    workload = Workload("slowest", (Program("p", tensors, ops),), (0,) * gpus, 1, "synthetic", (collective,))
+    problem = Problem("slowest", workload, shared_path(gpus, 110, 100.0, peers=True), BOTH)
+    link = next(i for i, link in enumerate(problem.machine.links) if link.name == "in")
+    loads = problem.machine.collective_loads(CollectiveKind.ALL_REDUCE, tuple(range(gpus)))
+    expected = 4.0 + (gpus * 100 + loads.get(link, 0.0) * 300) / 100.0
+    lists = []
+    for memory in range(1, gpus + 1):
+        build = ListBuilder()
+        build.compute(0, 0)
+        build.release(0, 0, memory)
+        for op in (1, 0, 2):
+            build.compute(op, 0)
+        build.collective(3, 0)
+        build.compute(4, 0)
+        build.release(0, 0, memory)
+        build.prefetch(2, 0, 0, memory)
+        build.compute(5, 0)
+        build.release(2, 0, memory)
+        lists.append(build.build())
+    placed = tuple((Placement(1, (device + 1,)), Placement(2, (0,))) for device in range(gpus))
+    schedule = Schedule(tuple(lists), placed)
+    assert check(problem, schedule).valid, check(problem, schedule).text()
+    assert expected <= bound(problem).bound_s * (1 + 1e-9)
+    assert bound(problem).bound_s <= simulate(problem, schedule).step_s <= expected + 0.0021
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 3, 4])
 def test_state_comes_in_beside_the_synchronisation_by_hand(gpus):
     problem, schedule = state_comes_back(gpus)
     link = next(i for i, link in enumerate(problem.machine.links) if link.name == "in")

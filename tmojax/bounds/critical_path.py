@@ -45,6 +45,69 @@ def critical_paths(problem: Problem, order: str = "default") -> list[CriticalPat
 
     Raises InputError where the devices come to their collectives in orders that contradict each other.
     """
+    kinds, sequences, nodes = _graph(problem, order)
+    before, rest = nodes.longest_paths()
+    paths = {kind: _path_of(problem, kind[0], sequence, before, rest, nodes) for kind, sequence in sequences.items()}
+    return [paths[kind] for kind in kinds]
+
+
+def least_until(problem: Problem, devices: tuple[int, ...], op: int) -> np.ndarray:
+    """[Q'] least seconds from the start of each compute op of the last micro-batch and of the step, as in
+    `CriticalPath.before_end`, to the end of `op` on the same device, which is one of them; for each of `devices`, which
+    run one program. -infinity behind `op`."""
+    kinds, sequences, nodes = _graph(problem, "default")
+    last, found = problem.workload.micro_batches - 1, []
+    for kind in {kinds[device] for device in devices}:
+        ops = problem.workload.programs[kind[0]].ops
+        ends = [(index, node) for index, k, node in sequences[kind]
+                if not ops[index].collective and (ops[index].step_op or k == last)]  # fmt: skip
+        rest = nodes.longest_until(dict(ends)[op])
+        found.append([rest[node] for _, node in sorted(ends)])
+    return np.min(found, axis=0)
+
+
+@dataclass(frozen=True, eq=False)
+class JointPaths:
+    """Of a collective of the last micro-batch or of the step, for each device that takes part: until_s [Q'] least
+    seconds from the start of each compute op, as in `CriticalPath.before_end`, to the start of the collective; since_s
+    [Q'] from there to the start of each compute op; -infinity where one need not wait for the other. later_s:
+    collectives that cannot start before it, and least seconds from its start to theirs."""
+
+    devices: tuple[int, ...]
+    until_s: dict[int, np.ndarray]
+    since_s: dict[int, np.ndarray]
+    later_s: tuple[tuple[str, float], ...]
+
+
+def joint_paths(problem: Problem, most: int) -> list[JointPaths]:
+    """Of up to `most` collectives, in equal distances."""
+    kinds, sequences, nodes = _graph(problem, "default")
+    workload = problem.workload
+    last, found = workload.micro_batches - 1, []
+    ended = {node for sequence, program in ((sequences[kind], workload.programs[kind[0]]) for kind in sequences)
+             for index, k, node in sequence if program.ops[index].step_op or k == last}  # fmt: skip
+    joint = [(name, node) for (name, _), node in nodes.joint.items() if node in ended]
+    chosen = {round(i) for i in np.linspace(0, len(joint) - 1, min(most, len(joint)))}
+    for name, node in [joint[i] for i in sorted(chosen)]:
+        until, since = nodes.longest_until(node) - nodes.duration_s[node], nodes.longest_since(node)
+        ways = {}
+        for kind, sequence in sequences.items():
+            ops = workload.programs[kind[0]].ops
+            at = sorted((index, n) for index, _, n in sequence if n in ended and not ops[index].collective)
+            ways[kind] = until[[n for _, n in at]], since[[n for _, n in at]]
+        devices = workload.collective(name).devices
+        later = tuple((other, float(since[n])) for other, n in joint if since[n] > -np.inf)
+        found.append(JointPaths(devices, {d: ways[kinds[d]][0] for d in devices},
+                                {d: ways[kinds[d]][1] for d in devices}, later))  # fmt: skip
+    return found
+
+
+_Kind = tuple[int, tuple[str, ...]]  # a program and the collectives that a device takes part in
+_Sequence = list[tuple[int, int, int]]  # (op, micro-batch, node) in the order of a device
+
+
+def _graph(problem: Problem, order: str) -> tuple[list[_Kind], dict[_Kind, _Sequence], _Nodes]:
+    """(kind of every device, what a device of each kind runs, all nodes)."""
     workload = problem.workload
     # Devices with one program and the same partners have equal paths: one of them stands for all.
     member_of = [tuple(c.name for c in workload.collectives if d in c.devices) for d in range(workload.device_count)]
@@ -53,9 +116,7 @@ def critical_paths(problem: Problem, order: str = "default") -> list[CriticalPat
     sequences = {}
     for kind in dict.fromkeys(kinds):
         sequences[kind] = _add_device(problem, kinds.index(kind), set(kind[1]), order, nodes)
-    before, rest = nodes.longest_paths()
-    paths = {kind: _path_of(problem, kind[0], sequence, before, rest, nodes) for kind, sequence in sequences.items()}
-    return [paths[kind] for kind in kinds]
+    return kinds, sequences, nodes
 
 
 @dataclass
@@ -73,37 +134,62 @@ class _Nodes:
 
     def longest_paths(self) -> tuple[np.ndarray, np.ndarray]:
         """(earliest start of each node, least time from its start to the end of everything), seconds."""
+        ordered = self._ordered()
+        start, rest = np.zeros(len(ordered)), np.array(self.duration_s)
+        for node in ordered:
+            for source in self.earlier[node]:
+                start[node] = max(start[node], start[source] + self.duration_s[source])
+        for node in reversed(ordered):
+            for source in self.earlier[node]:
+                rest[source] = max(rest[source], self.duration_s[source] + rest[node])
+        return start, rest
+
+    def longest_until(self, last: int) -> np.ndarray:
+        """Least time from the start of each node to the end of node `last`, seconds; -infinity where it need not have
+        started by then."""
+        rest = np.full(len(self.duration_s), -np.inf)
+        rest[last] = self.duration_s[last]
+        for node in reversed(self._ordered()):
+            for source in self.earlier[node]:
+                rest[source] = max(rest[source], self.duration_s[source] + rest[node])
+        return rest
+
+    def longest_since(self, first: int) -> np.ndarray:
+        """Least time from the start of node `first` to that of each node, seconds; -infinity where it need not wait."""
+        start = np.full(len(self.duration_s), -np.inf)
+        start[first] = 0.0
+        for node in self._ordered():
+            for source in self.earlier[node]:
+                start[node] = max(start[node], start[source] + self.duration_s[source])
+        return start
+
+    def _ordered(self) -> list[int]:
+        """Each node behind those that it waits for."""
         count = len(self.duration_s)
         later: list[list[int]] = [[] for _ in range(count)]
         waits = [len(sources) for sources in self.earlier]
         for node, sources in enumerate(self.earlier):
             for source in sources:
                 later[source].append(node)
-        sorted_nodes = [node for node in range(count) if not waits[node]]
-        start, rest = np.zeros(count), np.array(self.duration_s)
-        for node in sorted_nodes:  # which grows
-            end = start[node] + self.duration_s[node]
+        ordered = [node for node in range(count) if not waits[node]]
+        for node in ordered:  # which grows
             for follower in later[node]:
-                start[follower] = max(start[follower], end)
                 waits[follower] -= 1
                 if not waits[follower]:
-                    sorted_nodes.append(follower)
-        if len(sorted_nodes) < count:
+                    ordered.append(follower)
+        if len(ordered) < count:
             names = sorted({name for (name, _), node in self.joint.items() if waits[node]})
             raise InputError(
                 f"collectives: devices wait for each other in a circle at {names[:3]}; their programs must come to "
                 "common collectives in one order"
             )
-        for node in reversed(sorted_nodes):
-            for source in self.earlier[node]:
-                rest[source] = max(rest[source], self.duration_s[source] + rest[node])
-        return start, rest
+        return ordered
 
 
 def _add_device(
     problem: Problem, device: int, partners: set[str], order: str, nodes: _Nodes
-) -> list[tuple[int, int, int]]:
-    """Adds what a device runs. [(op, micro-batch, node)] in its order."""
+) -> _Sequence:
+    """Adds what a device runs; in its order."""
     workload, program = problem.workload, problem.workload.program(device)
     launch_s = problem.machine.overheads.launch_s
     collective_s = {op.collective: collective_least_s(problem, op.collective) for op in program.ops if op.collective}
@@ -131,8 +217,8 @@ def _add_device(
     return found
 
 
-def _path_of(problem: Problem, program_index: int, sequence: list[tuple[int, int, int]], start: np.ndarray,
-             rest: np.ndarray, nodes: _Nodes) -> CriticalPath:  # fmt: skip
+def _path_of(problem: Problem, program_index: int, sequence: _Sequence, start: np.ndarray, rest: np.ndarray,
+             nodes: _Nodes) -> CriticalPath:  # fmt: skip
     program, micro_batches = problem.workload.programs[program_index], problem.workload.micro_batches
     slot_op = [i for i, op in enumerate(program.ops) if not op.step_op and not op.collective]
     slot_of = {op: slot for slot, op in enumerate(slot_op)}

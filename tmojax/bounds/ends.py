@@ -79,11 +79,11 @@ def _add_ends(
     every = max(1, len(after) // 24)  # neighbouring moments say nearly the same
     for j in range((len(after) - 1) % every, len(after), every):
         collective = float(after[j]) / rows.unit.size_bytes
-        flows = _still_out(member, j) if leaves else []
+        flows = still_out(member, j) if leaves else []
         limited: list[tuple[int, float]] = []  # of these no device counts more than `most`
         most = 0.0
         if enters:
-            comes = _still_in(member, j)
+            comes = still_in(member, j)
             if end.most_in[j] < INFINITY:
                 limited, most = comes, float(end.most_in[j])
             else:
@@ -110,15 +110,24 @@ def after_arrival_s(member: ClassColumns) -> np.ndarray:
     return np.minimum(use_s, member.rests_s())
 
 
-def _still_out(member: ClassColumns, j: int) -> list[tuple[int, float]]:
+def still_out(member: ClassColumns, j: int) -> list[tuple[int, float]]:
     """Bytes that go out between moment j of the last micro-batch and its end."""
     out = member.blocks[-1][1].out
     return [(int(out[-1]), 1.0), (int(out[j]), -1.0)]
 
 
-def _still_in(member: ClassColumns, j: int) -> list[tuple[int, float]]:
+def still_in(member: ClassColumns, j: int) -> list[tuple[int, float]]:
+    """The same of what comes in."""
     into = member.blocks[-1][1].into
     return [(int(into[-1]), 1.0), (int(into[j]), -1.0)]
+
+
+def still_crossing(member: ClassColumns, leaves: bool, enters: bool, j: int) -> list[tuple[int, float]]:
+    """Bytes that cross a link after moment j of the last micro-batch, for certain."""
+    flows = [*(still_out(member, j) if leaves else ()), *(still_in(member, j) if enters else ())]
+    if leaves and _before_late_change(member, j):
+        flows.append((member.late, 1.0))
+    return flows
 
 
 def _before_late_change(member: ClassColumns, j: int) -> bool:
@@ -156,9 +165,7 @@ def _add_last(problem: Problem, rows: StepRows, link: int, sides: list[Side], an
         for (member, leaves, enters), start_s, after in zip(sides, starts, collectives, strict=True):
             j = int(np.searchsorted(start_s, begin_s))  # the first moment that is no earlier
             size_bytes = max(size_bytes, float(after[j]))
-            flows = [*(_still_out(member, j) if leaves else ()), *(_still_in(member, j) if enters else ())]
-            if leaves and _before_late_change(member, j):
-                flows.append((member.late, 1.0))
+            flows = still_crossing(member, leaves, enters, j)
             terms += [(column, -float(member.sharing(link)) * value) for column, value in flows]
         least = float(begin_s) / rows.unit.time_s * rate + size_bytes / rows.unit.size_bytes
         value = (least - sum(v * answer.values[c] for c, v in terms)) / rate

@@ -7,6 +7,7 @@ import numpy as np
 
 from tmojax.bounds.block import Block
 from tmojax.bounds.columns import ClassColumns, StepRows
+from tmojax.bounds.critical_path import least_until
 from tmojax.bounds.device_classes import shared_links
 from tmojax.problem import Lifetime, Problem
 
@@ -19,12 +20,12 @@ def add_placement(problem: Problem, rows: StepRows, member: ClassColumns) -> Non
         return
     out_bytes_per_s = member.spec.out_bytes_per_s
     if 0 < out_bytes_per_s < float("inf"):
-        _add(rows, f"state of {member.name} placed elsewhere", out_bytes_per_s, 1, member, slots, left_bytes)
+        _add(problem, rows, f"state of {member.name} placed elsewhere", out_bytes_per_s, 1, member, slots, left_bytes)
     for link in sorted(shared_links(problem)):
         if member.crosses(link)[0]:
             spec = problem.machine.links[link]
             label = f"state of {member.name} placed elsewhere, over link {spec.name}"
-            _add(rows, label, spec.bandwidth_bytes_per_s, member.sharing(link), member, slots, left_bytes)
+            _add(problem, rows, label, spec.bandwidth_bytes_per_s, member.sharing(link), member, slots, left_bytes)
 
 
 def _leaving(problem: Problem, member: ClassColumns) -> tuple[np.ndarray, np.ndarray]:
@@ -50,27 +51,27 @@ def _leaving(problem: Problem, member: ClassColumns) -> tuple[np.ndarray, np.nda
 
 
 def _add(
-    rows: StepRows, label: str, bytes_per_s: float, sharing: int, member: ClassColumns, slots: np.ndarray,
-    left_bytes: np.ndarray,
+    problem: Problem, rows: StepRows, label: str, bytes_per_s: float, sharing: int, member: ClassColumns,
+    slots: np.ndarray, left_bytes: np.ndarray,
 ) -> None:  # fmt: skip
     block, unit_s = member.blocks[-1][1], rows.unit.time_s
-    slot_s = block.gaps.slot_s
-    ends_s = member.path.before_end[slots] + slot_s[slots]
+    ends_s = member.path.before_end[slots] + block.gaps.slot_s[slots]
     earlier = [(other.end_time, -float(n)) for n, other in member.blocks[:-1]]
     at = int(np.argmax(ends_s + sharing * left_bytes / bytes_per_s))
     slot, one_s = int(slots[at]), float(left_bytes[at]) / bytes_per_s
     # All devices send after the first of them can have updated it ...
     rows.add(label, 1.0, (float(ends_s[at]) + sharing * one_s) / unit_s, [])
     # ... and each after its own update, in any order.
-    j = int(np.searchsorted(block.moments.places, 2 * slot + 1, side="right")) - 1
-    if j >= 0:
-        passed_s = 0.0 if block.moments.places[j] == 2 * slot + 1 else _compute_s(block, j, slot)
-        least = (passed_s + (sharing + 1) / 2 * one_s) / unit_s
+    until_s = least_until(problem, member.spec.devices, int(block.gaps.slot_op[slot]))
+    moments = block.moments
+    passed_s = until_s[moments.slots] - moments.from_slot_s
+    for j in np.flatnonzero(moments.places <= 2 * slot + 1):
+        if j + 1 < len(passed_s) and passed_s[j] - passed_s[j + 1] <= _compute_s(block, j) * (1 + 1e-9):
+            continue  # the row of the next moment says more
+        least = (float(passed_s[j]) + (sharing + 1) / 2 * one_s) / unit_s
         rows.add(label, 1.0, least, [*earlier, (int(block.time[j]), -1.0)])
 
 
-def _compute_s(block: Block, j: int, slot: int) -> float:
-    """Compute from moment j to the end of a later slot."""
-    begin = int(block.moments.places[j]) // 2
-    skipped = float(block.moments.from_slot_s[j])
-    return float(block.gaps.slot_s[begin : slot + 1].sum()) - skipped
+def _compute_s(block: Block, j: int) -> float:
+    """Compute from moment j to the next."""
+    return float(block.moments.from_start_s[j + 1] - block.moments.from_start_s[j])

@@ -25,6 +25,7 @@ from tmojax.bounds.moments import choose_moments
 from tmojax.bounds.placement import add_placement
 from tmojax.bounds.resting import add_rest, add_seams
 from tmojax.bounds.step_bytes import step_bytes
+from tmojax.bounds.synchronised import Synchronised
 from tmojax.bounds.turns import add_turns
 from tmojax.bounds.whole import moves_whole
 from tmojax.bounds.windows import add_long_windows, add_short_windows
@@ -59,6 +60,7 @@ class StepLp:
         self._rows = StepRows(self._model, self.unit, int(self._model.add_columns(1, 0.0, self._longest, cost=1.0)[0]))
         self._least_s: list[float] | None = None
         self._has_turns = False
+        self._synchronised: Synchronised | None = None
         self._has_new_kinds_of_rows = True
         # Fewer moments where there is more of everything else: a lower bound, but one that is ready in time.
         gaps = max(sum(len(gaps[0].tensor) for _, gaps, _ in read), 1)
@@ -216,6 +218,9 @@ class StepLp:
         """
         added = add_long_windows(self._problem, self._rows, self._classes, answer)
         added += add_last_windows(self._problem, self._rows, self._classes, answer)
+        if self._synchronised is None:
+            self._synchronised = Synchronised(self._problem, self._rows, self._classes)
+        added += self._synchronised.add(answer)
         if not self._has_turns:
             self._has_turns = True
             added += add_turns(self._problem, self._rows, self._classes, answer, self._longest, time_limit_s, threads)

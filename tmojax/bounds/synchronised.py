@@ -1,0 +1,98 @@
+"""What crosses a shared link after a collective for which its devices have waited (docs/bounds.md, section 3,
+point 16)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tmojax.bounds.columns import ClassColumns, StepRows
+from tmojax.bounds.critical_path import JointPaths, joint_paths
+from tmojax.bounds.device_classes import shared_links
+from tmojax.bounds.ends import still_crossing
+from tmojax.bounds.highs import Answer
+from tmojax.bounds.windows import VIOLATED, Side, sides_of
+from tmojax.problem import Problem
+
+COLLECTIVES = 12  # looked at: neighbours say nearly the same
+
+
+class Synchronised:
+    """Finds the rows that an answer violates; the paths are those of the problem."""
+
+    def __init__(self, problem: Problem, rows: StepRows, classes: list[ClassColumns]) -> None:
+        self._problem, self._rows, self._classes = problem, rows, classes
+        self._joint = joint_paths(problem, COLLECTIVES) if problem.workload.collectives else []
+
+    def add(self, answer: Answer) -> int:
+        """Add for every shared link and collective the row that `answer` violates most; their number."""
+        added = 0
+        for paths in self._joint:
+            arrival = self._arrival(paths, answer)
+            if arrival is None:
+                continue
+            for link in sorted(shared_links(self._problem)):
+                if sides := [side for side in sides_of(link, self._classes) if _takes_part(side[0], paths)]:
+                    added += self._add(paths, arrival, link, sides, answer)
+        return added
+
+    def _arrival(self, paths: JointPaths, answer: Answer) -> tuple[float, float, list[tuple[int, float]], str] | None:
+        """(value, constant, terms, class) of the latest mean time at which the devices of a class can have come to the
+        collective, in units of time."""
+        found = []
+        for member in self._classes:
+            if not _takes_part(member, paths):
+                continue
+            (_, end), unit_s = member.blocks[-1], self._rows.unit.time_s
+            until_s = np.min([paths.until_s[d] for d in member.spec.devices], axis=0)
+            moments = end.moments
+            left = (until_s[moments.slots] - moments.from_slot_s) / unit_s
+            j = int(np.argmax(left + answer.values[end.time[:-1]]))
+            if left[j] == -np.inf:
+                continue
+            terms = [*((other.end_time, float(n)) for n, other in member.blocks[:-1]), (int(end.time[j]), 1.0)]
+            value = float(left[j]) + sum(v * answer.values[c] for c, v in terms)
+            found.append((value, float(left[j]), terms, member.name))
+        return max(found, key=lambda one: one[0]) if found else None
+
+    def _add(
+        self, paths: JointPaths, arrival: tuple[float, float, list[tuple[int, float]], str], link: int,
+        sides: list[Side], answer: Answer,
+    ) -> int:  # fmt: skip
+        spec, unit = self._problem.machine.links[link], self._rows.unit
+        rate = unit.rate(spec.bandwidth_bytes_per_s)
+        arrived, constant, terms, name = arrival
+        since = [np.min([paths.since_s[d] for d in member.spec.devices], axis=0)[member.blocks[-1][1].moments.slots]
+                 + member.blocks[-1][1].moments.from_slot_s for member, *_ in sides]  # fmt: skip
+        best: tuple[float, float, list[tuple[int, float]]] = (0.0, 0.0, [])
+        for wait_s in np.unique(np.concatenate([[0.0], *since])):
+            if wait_s < 0:  # need not wait for the collective
+                continue
+            flows: list[tuple[int, float]] = []
+            for (member, leaves, enters), starts_s in zip(sides, since, strict=True):
+                j = int(np.searchsorted(np.maximum.accumulate(starts_s), wait_s))  # the first moment no earlier
+                flows += [(column, value * member.sharing(link))
+                          for column, value in still_crossing(member, leaves, enters, j)]  # fmt: skip
+            fixed = self._collective_bytes(paths, link, float(wait_s)) / unit.size_bytes / rate
+            fixed += float(wait_s) / unit.time_s
+            value = arrived + fixed + sum(v * answer.values[c] for c, v in flows) / rate
+            if value > best[0]:
+                best = (value, constant + fixed, flows)
+        value, least, flows = best
+        if value <= answer.values[self._rows.step] * VIOLATED:
+            return 0
+        self._rows.add(f"link {spec.name} after a collective for which {name} has waited", 1.0, least,
+                       [*((c, -v) for c, v in terms), *((c, -v / rate) for c, v in flows)])  # fmt: skip
+        return 1
+
+    def _collective_bytes(self, paths: JointPaths, link: int, wait_s: float) -> float:
+        """Bytes over the link of collectives that start no earlier than `wait_s` after this one."""
+        total, machine = 0.0, self._problem.machine
+        for name, later_s in paths.later_s:
+            if later_s >= wait_s:
+                one = self._problem.workload.collective(name)
+                total += one.size_bytes * machine.collective_loads(one.kind, one.devices).get(link, 0.0)
+        return total
+
+
+def _takes_part(member: ClassColumns, paths: JointPaths) -> bool:
+    return set(member.spec.devices) <= set(paths.devices)
