@@ -159,8 +159,10 @@ def by_policy(net: Network, shapes: Any) -> tuple[Problem, Schedule, float, Jitt
     problem, schedule, share = least(
         lambda share: problem_of(net.name, imported.workload, share), planner, offloading=True
     )
-    # As on a GPU, where a form that XLA would void is an error.
-    step = jitted_step(loss, net.params, shapes, OPTIMIZER, imported, problem, schedule, platform="gpu")
+    # As on a GPU, where a form that XLA would void is an error; compiled.py compiles for two of them.
+    step = jitted_step(
+        loss, net.params, shapes, OPTIMIZER, imported, problem, schedule, platform="gpu", compile_for=None
+    )  # fmt: skip
     return problem, schedule, share, step
 
 

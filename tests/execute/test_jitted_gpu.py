@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import jitted_networks as networks
 import numpy as np
@@ -20,9 +21,10 @@ from networks import network
 
 from tmojax.errors import InputError
 from tmojax.execute import jitted_gpu
+from tmojax.execute.jitted_checks import GpuCompile
 from tmojax.execute.jitted_gpu import TARGETS, compile_for_gpu, missing, verify_on_gpu
 from tmojax.execute.jitted_names import NameAction
-from tmojax.execute.jitted_step import JittedStep
+from tmojax.execute.jitted_step import JittedStep, jitted_step
 
 needs_compiler = pytest.mark.skipif(bool(missing()), reason=missing() or "-")
 
@@ -57,7 +59,8 @@ def offloaded(body):
 print([memory(layer, device), memory(offloaded(layer), device), memory(offloaded(fetching), host)])
 """
 TUTORIAL_MB = (17.25, 6.50, 4.75)
-# With jax 0.10.1 for an A100: 17.50, 4.50, 4.50. Versions fuse and schedule otherwise, a layer has up to 2.25 MB.
+# With jax 0.10.1 for an A100: 17.50, 4.50, 4.50, and for an H100 1 MB more each. Versions fuse and schedule otherwise,
+# and a layer has up to 2.25 MB.
 TUTORIAL_TOLERANCE_MB = 2.25
 
 
@@ -91,6 +94,17 @@ def test_planned_bytes_are_on_the_host(target):
 
 @needs_compiler
 @pytest.mark.long
+@pytest.mark.parametrize("form", ["policy", "explicit"])
+def test_an_export_is_compiled_where_it_can_be(form):
+    made = steps.exported("scanned", 0.3) if form == "policy" else chain.exported(0.5)[0]
+    found = made.verification.compiled
+    assert found is not None and found.target == "h100" and found.flags == jitted_gpu.BASE_FLAGS
+    assert found.host_temp_bytes == made.plan.host_bytes > 0 and found.peak_bytes > 0
+    assert made.verification.not_compiled == "" and made.verification.lines()[-1] == found.line()
+
+
+@needs_compiler
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["resnet", "vit"])
 def test_networks_of_the_table_leave_the_device(name):
     net = network(name)
@@ -115,12 +129,49 @@ def test_what_the_jaxpr_calls_void_is_void():
             verify_on_gpu(JittedStep(loss, plan, verification, made.step), weights, x, target="h100")
 
 
+def export(name, factor, **settings):
+    net = networks.network(name)
+    step, problem, schedule = networks.planned(name, factor, 1, False)
+    return jitted_step(net.loss, net.params, net.batch, networks.OPTIMIZER, step, problem, schedule, **settings)
+
+
 def test_without_a_compiler_the_message_says_what_to_install(monkeypatch):
     monkeypatch.setattr(jitted_gpu.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"not installed \(pip install \"jax\[cuda12\]\"\)"):
         compile_for_gpu(jnp.sin, jnp.ones(3))
+    found = export("mlp", 0.65).verification
+    assert found.compiled is None
+    assert found.lines()[-1] == f"not compiled for a GPU: {jitted_gpu.NOT_INSTALLED}"
+
+
+def test_every_export_asks_the_compiler_and_what_it_voids_is_an_error(monkeypatch):
+    """The compiler itself is replaced here, so that this is tested where there is none."""
+    asked = []
+
+    def compiler(function, params, batch, *, target, flags):
+        shapes = jax.eval_shape(function, params, batch)
+        asked.append((target, jax.tree.structure(shapes[1])))
+        return GpuCompile(target, ("--flag",), "0", temp_bytes=7, host_temp_bytes=host, argument_bytes=1, peak_bytes=8)
+
+    monkeypatch.setattr(jitted_gpu, "missing", lambda: "")
+    monkeypatch.setattr(jitted_gpu, "compile_for_gpu", compiler)
+    net, host = networks.network("mlp"), 10**9
+    made = export("mlp", 0.65)
+    assert asked == [("h100", jax.tree.structure(net.params))] and made.verification.compiled.temp_bytes == 7
+    assert made.verification.lines()[-1].startswith("compiled for h100 (jax 0, --flag): 1000000000 bytes")
+    assert export("mlp", 0.65, compile_for="a100").verification.compiled.target == "a100"
+    assert export("mlp", 0.65, compile_for=None).verification.not_compiled == "compile_for is None"
+    host = made.plan.host_bytes - 1
+    with pytest.raises(InputError, match=r"the compiled program \d+ with flags --flag: XLA has voided it; put one jax"):
+        export("mlp", 0.65)
+    with pytest.raises(InputError, match="XLA has voided it"):
+        chain.explicit_step(
+            chain.loss_of, chain.block, chain.PARAMS, chain.BATCH, networks.OPTIMIZER, *chain.planned(0.5)
+        )
 
 
 def test_unknown_targets_are_errors():
     with pytest.raises(InputError, match="target: 'k80' is unknown; choose one of a100, h100"):
         jitted_gpu.target_device("k80")
+    with pytest.raises(InputError, match="target: 'k80' is unknown"):
+        export("mlp", 0.65, compile_for="k80")

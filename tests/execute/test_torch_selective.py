@@ -7,15 +7,16 @@ import pytest
 
 pytest.importorskip("torch", reason="PyTorch is an optional extra: pip install 'tmojax[torch]'")
 import torch
-from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from torch_plans import batches_of, imported_step, network, ordinary_gradients, planned, problem_of
 
 from tmojax.errors import InputError, TmojaxError
-from tmojax.execute_torch import KernelAction, SelectiveCheckpoints, selective_planner
+from tmojax.execute_torch import KernelAction, OffloadingPartition, SelectiveCheckpoints, selective_planner
 
+LAYER_NORM = "h.0.ln1.native_layer_norm.default"
 BLOCKS = {"gpt2": ("h.0", "h.1"), "vit": ("blocks.0", "blocks.1")}
 
 
@@ -80,45 +81,83 @@ def test_what_is_saved_or_offloaded_is_not_computed_again():
         assert backward.count.get(kernel, 0) <= most < plain.count[kernel]
 
 
-def test_pytorchs_own_contexts_get_the_same_decisions():
-    """`policies` is for compiled steps. In eager mode, PyTorch 2.13 recomputes what MUST_CPU_OFFLOAD names: gradients
-    are right, and nothing goes to the host."""
-    points = checkpoints("gpt2", 0.75)
-    module, loss, batch = network("gpt2")
-    for path in BLOCKS["gpt2"]:
-        part = module.get_submodule(path)
-        part.forward = lambda x, f=part.forward, path=path: checkpoint(
-            f, x, use_reentrant=False, context_fn=points.policies(path)
-        )
-    loss(module, batch).backward()
-    expected = ordinary_gradients("gpt2", [batch])
-    assert all(torch.equal(a, b) for a, b in zip(gradients_of(module), expected, strict=True))
-    assert points.sent_bytes == 0 < points.planned_bytes
-
-
-@pytest.mark.long
-def test_the_compiler_reads_what_is_to_be_offloaded():
-    """In the joint graph of a compiled step, the kernels with MUST_CPU_OFFLOAD are those of the plan."""
-    points = checkpoints("gpt2", 0.75)
-    module, loss, batch = network("gpt2")
-    offloaded = []
-
-    def noting_partition(joint, *args, **settings):
-        offloaded.extend(n for n in joint.graph.nodes if n.meta.get("recompute") is CheckpointPolicy.MUST_CPU_OFFLOAD)
-        return min_cut_rematerialization_partition(joint, *args, **settings)
-
+def with_policies(points, module):
     for path in BLOCKS["gpt2"]:
         part, contexts = module.get_submodule(path), points.policies(path)
         part.forward = lambda x, f=part.forward, contexts=contexts: checkpoint(
             f, x, use_reentrant=False, context_fn=contexts
         )
-    backend = aot_autograd(fw_compiler=lambda graph, _: make_boxed_func(graph), partition_fn=noting_partition)
-    torch.compile(loss, backend=backend)(module, batch).backward()
+
+
+def test_in_eager_mode_pytorch_recomputes_what_is_to_be_offloaded():
+    """Why `contexts` do it themselves. When a version of PyTorch copies here, they can go."""
+    points = checkpoints("gpt2", 0.75)
+    module, loss, batch = network("gpt2")
+    with_policies(points, module)
+    with set_checkpoint_early_stop(False):
+        value = loss(module, batch)
+    with Counting() as backward:
+        value.backward()
     expected = ordinary_gradients("gpt2", [batch])
     assert all(torch.equal(a, b) for a, b in zip(gradients_of(module), expected, strict=True))
-    sizes = [node.meta["val"].untyped_storage().nbytes() for node in offloaded]
-    assert sum(sizes) == points.planned_bytes > 0
-    assert len(sizes) == sum(action is KernelAction.OFFLOAD for action in points.actions.values())
+    kernel = "addmm.default"
+    by_action = {
+        action: sum(chosen is action and name.endswith(kernel) for name, chosen in points.actions.items())
+        for action in KernelAction
+    }
+    assert by_action[KernelAction.OFFLOAD] > 0
+    again = by_action[KernelAction.OFFLOAD] + by_action[KernelAction.RECOMPUTE]
+    assert backward.count[f"aten.{kernel}"] == again
+    assert not any("device_put" in name or "_to_copy" in name for name in backward.count)
+
+
+def compiled_step(points):
+    """(partition, gradients, forward graphs, backward graphs) of a step compiled with the plan's policies."""
+    module, loss, batch = network("gpt2")
+    with_policies(points, module)
+    partition, graphs = OffloadingPartition(points), ([], [])
+
+    def noting(kind):
+        def compiler(graph, _):
+            graphs[kind].append(graph.graph)
+            return make_boxed_func(graph)
+
+        return compiler
+
+    torch._dynamo.reset()
+    backend = aot_autograd(fw_compiler=noting(0), bw_compiler=noting(1), partition_fn=partition)
+    torch.compile(loss, backend=backend)(module, batch).backward()
+    return partition, gradients_of(module), *graphs
+
+
+def copies(graphs):
+    return [node for graph in graphs for node in graph.nodes if node.target is torch.ops.prims.device_put.default]
+
+
+@pytest.mark.long
+def test_a_compiled_step_sends_what_the_plan_sends():
+    """The forward graph copies the planned bytes to the host, the backward graph brings each copy back."""
+    points = checkpoints("gpt2", 0.75)
+    partition, gradients, forward, backward = compiled_step(points)
+    partition.verify()
+    expected = ordinary_gradients("gpt2", batches_of("gpt2", 1))
+    assert all(torch.equal(a, b) for a, b in zip(gradients, expected, strict=True))
+    out, back = copies(forward), copies(backward)
+    assert sum(node.args[0].meta["val"].untyped_storage().nbytes() for node in out) == points.planned_bytes > 0
+    assert all(node.args[1] == torch.device("cpu") for node in out)
+    assert len(out) == len(back) == sum(action is KernelAction.OFFLOAD for action in points.actions.values())
+    with pytest.raises(TmojaxError, match="compiled step: it sends 0 bytes per micro-batch to the host, and the plan"):
+        OffloadingPartition(points).verify()
+
+
+@pytest.mark.long
+def test_what_a_compiled_step_cannot_offload_is_named():
+    """Layer norm has three results, and PyTorch offloads none of several."""
+    points = checkpoints("gpt2", 0.75)
+    op = next(op for op in points._action if points._program.ops[op].name == LAYER_NORM)
+    points._action[op] = KernelAction.OFFLOAD
+    with pytest.raises(Exception, match=r"offloads 'native_layer_norm.*' of the compiled graph.*in eager mode"):
+        compiled_step(points)
 
 
 def test_modules_are_as_before_afterwards():

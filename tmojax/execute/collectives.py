@@ -31,8 +31,9 @@ class AllReduce:
     def __init__(self, collective: Collective, shapes: Sequence[jax.ShapeDtypeStruct], devices: Sequence[Any]) -> None:
         if collective.kind is not CollectiveKind.ALL_REDUCE:
             raise InputError(
-                f"collective {collective.name!r}: {collective.kind} is not one that the runtime has; it has "
-                f"{CollectiveKind.ALL_REDUCE}"
+                f"collective {collective.name!r}: its kind is {collective.kind}, and the runtime averages gradients in "
+                f"place ({CollectiveKind.ALL_REDUCE}) and does nothing else between devices; import the step with "
+                f"import_train_step(..., gpus=N), which synchronises gradients so"
             )
         self._shapes, self._devices = list(shapes), list(devices)
         mesh = Mesh(np.array(devices), (_AXIS,))

@@ -133,6 +133,13 @@ class CompiledStep:
                     f"plan: {field} is {getattr(planned, field)}, and the step was imported with "
                     f"{getattr(ours, field)}; plan the workload of this step"
                 )
+        if planned.collectives != ours.collectives:
+            theirs = {collective.name: collective for collective in planned.collectives}
+            differing = [c for c in ours.collectives if theirs.get(c.name) != c] or [*planned.collectives]
+            raise InputError(
+                f"collective {differing[0].name!r}: the plan has other collectives than the step; plan the workload "
+                f"of this step"
+            )
         for device in range(len(self.devices)):
             _require_same_tensors(planned.program(device), ours.program(device), self.array_bytes[device])
             _require_same_ops(planned.program(device), ours.program(device))

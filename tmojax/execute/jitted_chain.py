@@ -17,10 +17,9 @@ from jax.ad_checkpoint import checkpoint_name
 
 import tmojax.jax_setup  # noqa: F401
 from tmojax.errors import InputError
-from tmojax.execute.jitted_checks import require_effective, verify
 from tmojax.execute.jitted_names import NameAction, Reach, activations_by_name, made_outside, named_plan
 from tmojax.execute.jitted_scans import Loss
-from tmojax.execute.jitted_step import JittedStep, step_of
+from tmojax.execute.jitted_step import COMPILE_FOR, JittedStep, step_of, verified
 from tmojax.importers.jax_importer import ImportedStep
 from tmojax.planners.by_name import ByName
 from tmojax.problem import Problem, Schedule
@@ -193,6 +192,7 @@ def explicit_step(
     *,
     platform: str | None = None,
     axis_name: str | None = None,
+    compile_for: str | None = COMPILE_FOR,
 ) -> tuple[JittedStep, ChainTiming]:
     """A step function whose copies run when the plan says, and their times by layer.
 
@@ -207,8 +207,7 @@ def explicit_step(
     moved = {f"chain.input{index}" for index, gone in enumerate(timing.gone_after) if gone != _STAYS}
     assert moved == set(decided.names(NameAction.OFFLOAD))
     loss = loss_of(explicit_chain(block, timing))
-    verification = verify(loss, params, batch, decided, explicit=True)
-    require_effective(verification, platform or jax.default_backend())
+    verification = verified(loss, decided, params, batch, platform, compile_for, explicit=True)
     return JittedStep(loss, decided, verification, step_of(loss, optimizer, decided.micro_batches, axis_name)), timing
 
 

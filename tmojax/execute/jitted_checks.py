@@ -40,10 +40,32 @@ class Move:
 
 
 @dataclass(frozen=True)
+class GpuCompile:
+    """What the compiler says, in bytes: temporary memory on the device (`temp`) and on the host, arguments, and the
+    most that the device has at any time (`peak`)."""
+
+    target: str
+    flags: tuple[str, ...]
+    jax_version: str
+    temp_bytes: int
+    host_temp_bytes: int
+    argument_bytes: int
+    peak_bytes: int
+
+    def line(self) -> str:
+        """The figures as a line of text."""
+        return (
+            f"compiled for {self.target} (jax {self.jax_version}, {' '.join(self.flags)}): {self.host_temp_bytes} "
+            f"bytes of temporary memory on the host, {self.temp_bytes} on the device, whose peak is {self.peak_bytes}"
+        )
+
+
+@dataclass(frozen=True)
 class Verification:
     """What was found, per micro-batch and device. `moves`: `device_put` equations to the host; the lowering has as many
     placements on the host and on the device. `void`: why a GPU compiler would keep on the device what the jaxpr
-    offloads, or the empty string.
+    offloads, or the empty string. `compiled`: what a compiler for GPUs made of it; in exports without, `not_compiled`
+    says why.
     """
 
     names: int
@@ -54,6 +76,8 @@ class Verification:
     placements_on_device: int
     scanned: bool
     void: str
+    compiled: GpuCompile | None = None
+    not_compiled: str = ""
 
     def lines(self) -> list[str]:
         """The verification as lines of text."""
@@ -63,7 +87,10 @@ class Verification:
             f"lowered for CUDA: {self.moves} tensors, {self.placements_on_host} placements on the host and "
             f"{self.placements_on_device} on the device",
         ]
-        return text + [f"void on a GPU: {self.void}"] * bool(self.void)
+        text += [f"void on a GPU: {self.void}"] * bool(self.void)
+        if self.compiled is not None:
+            text.append(self.compiled.line())
+        return text + [f"not compiled for a GPU: {self.not_compiled}"] * bool(self.not_compiled)
 
 
 def moves_of(jaxpr: Any, times: int = 1, in_scan: bool = False) -> Iterator[Move]:

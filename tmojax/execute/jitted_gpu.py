@@ -1,7 +1,7 @@
 """Compile a loss under a plan for a GPU that is not there, and read how much of it really leaves the device.
 
 Needs the CUDA plugin (`pip install "jax[cuda12]"`) and `flatbuffers`, but no GPU. The compiler runs in a process of its
-own, because some XLA flags end the process. `python -m tmojax.execute.jitted_gpu FILE TARGET` is that process.
+own (`gpu_compiler`), because some XLA flags end the process.
 """
 
 from __future__ import annotations
@@ -13,20 +13,24 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 import tmojax.jax_setup  # noqa: F401
 from tmojax.errors import InputError
-from tmojax.execute.jitted_checks import WORKING_FORMS
-from tmojax.execute.jitted_step import JittedStep
+from tmojax.execute.jitted_checks import WORKING_FORMS, GpuCompile, Verification
+from tmojax.execute.jitted_names import NamedPlan
+
+if TYPE_CHECKING:  # it imports this module
+    from tmojax.execute.jitted_step import JittedStep
 
 # Without a GPU nothing can be timed, so XLA must not try; more flags may be given.
 BASE_FLAGS = ("--xla_gpu_autotune_level=0",)
 LONGEST_S = 1800
+NOT_INSTALLED = 'the CUDA compiler of JAX is not installed (pip install "jax[cuda12]")'
 # XLA rematerialises on its own where memory is short; what a plan does is seen where it is not.
 _MEMORY_BYTES = 10**13
 
@@ -69,31 +73,10 @@ TARGETS = {
 }
 
 
-@dataclass(frozen=True)
-class GpuCompile:
-    """What the compiler says, in bytes: temporary memory on the device (`temp`) and on the host, arguments, and the
-    most that the device has at any time (`peak`)."""
-
-    target: str
-    flags: tuple[str, ...]
-    jax_version: str
-    temp_bytes: int
-    host_temp_bytes: int
-    argument_bytes: int
-    peak_bytes: int
-
-    def line(self) -> str:
-        """The figures as a line of text."""
-        return (
-            f"compiled for {self.target} (jax {self.jax_version}, {' '.join(self.flags)}): {self.host_temp_bytes} "
-            f"bytes of temporary memory on the host, {self.temp_bytes} on the device, whose peak is {self.peak_bytes}"
-        )
-
-
 def missing() -> str:
     """Why nothing can be compiled for a GPU here, or the empty string."""
     if importlib.util.find_spec("jax_cuda12_plugin") is None:
-        return 'the CUDA compiler of JAX is not installed (pip install "jax[cuda12]")'
+        return NOT_INSTALLED
     if importlib.util.find_spec("flatbuffers") is None:
         return "flatbuffers is not installed, which jax.export needs (pip install flatbuffers)"
     return ""
@@ -103,8 +86,7 @@ def target_device(target: str) -> Any:
     """A device that programs can be compiled for and not run on. Raises InputError for an unknown target."""
     from jax.experimental import topologies
 
-    if target not in TARGETS:
-        raise InputError(f"target: {target!r} is unknown; choose one of {', '.join(TARGETS)}")
+    _require_known(target)
     config = TARGETS[target].text()
     return topologies.get_topology_desc(platform="cuda", target_config=config, topology="1x1x1").devices[0]
 
@@ -120,8 +102,7 @@ def compile_for_gpu(
     reason = missing()
     if reason:
         raise InputError(f"compile for a GPU: {reason}")
-    if target not in TARGETS:
-        raise InputError(f"target: {target!r} is unknown; choose one of {', '.join(TARGETS)}")
+    _require_known(target)
     placement = jax.export.DisabledSafetyCheck.custom_call("annotate_device_placement")
     exported = jax.export.export(jax.jit(function), platforms=("cuda",), disabled_checks=(placement,))(*arguments)
     every = (*BASE_FLAGS, *flags)
@@ -130,48 +111,62 @@ def compile_for_gpu(
         program.write_bytes(exported.serialize())
         path = os.pathsep.join(part for part in sys.path if part)
         done = subprocess.run(
-            [sys.executable, "-m", "tmojax.execute.jitted_gpu", str(program), target],
+            [sys.executable, "-m", "tmojax.execute.gpu_compiler", str(program), target],
             env=os.environ | {"XLA_FLAGS": " ".join(every), "JAX_PLATFORMS": "cpu", "PYTHONPATH": path},
             capture_output=True, text=True, timeout=LONGEST_S, check=False,
         )  # fmt: skip
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-        raise InputError(f"compile for a GPU: the compiler failed with flags {' '.join(every)}: {last[0]}")
+        raise InputError(
+            f"compile for a GPU: the compiler failed with flags {' '.join(every)}: {last[0]}; an export with "
+            f"compile_for=None is not compiled"
+        )
     return GpuCompile(target, every, jax.__version__, **json.loads(done.stdout.splitlines()[-1]))
 
 
-def verify_on_gpu(
-    step: JittedStep, params: Any, batch: Any, *, target: str = "a100", flags: Sequence[str] = ()
+def compiled_gradient(
+    loss: Callable[[Any, Any], jax.Array], plan: NamedPlan, params: Any, batch: Any, target: str,
+    flags: Sequence[str] = (),
 ) -> GpuCompile:
-    """Compile the gradient of a step's loss; `batch` is one micro-batch.
+    """Compile the gradient of a loss that carries out `plan`.
 
     Raises InputError if less leaves the device than planned, and as `compile_for_gpu`.
     """
-    found = compile_for_gpu(jax.value_and_grad(step.loss), params, batch, target=target, flags=flags)
-    if found.host_temp_bytes < step.plan.host_bytes:
+    found = compile_for_gpu(jax.value_and_grad(loss), params, batch, target=target, flags=flags)
+    if found.host_temp_bytes < plan.host_bytes:
         raise InputError(
-            f"compile for {target}: the plan has {step.plan.host_bytes} bytes on the host at once, and the compiled "
+            f"compile for {target}: the plan has {plan.host_bytes} bytes on the host at once, and the compiled "
             f"program {found.host_temp_bytes} with flags {' '.join(found.flags)}: XLA has voided it; {WORKING_FORMS}"
         )
     return found
 
 
-def main(program: str, target: str) -> None:
-    """Compile a serialised program and print its memory as JSON."""
-    exported = jax.export.deserialize(bytearray(Path(program).read_bytes()))
-    sharding = jax.sharding.SingleDeviceSharding(target_device(target))
-    shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding) for aval in exported.in_avals]
-    args, kwargs = jax.tree.unflatten(exported.in_tree, shapes)
-    memory = jax.jit(exported.call).lower(*args, **kwargs).compile().memory_analysis()
-    assert memory is not None, "a compiler for GPUs has a memory analysis"
-    found = {
-        "temp_bytes": memory.temp_size_in_bytes,
-        "host_temp_bytes": memory.host_temp_size_in_bytes,
-        "argument_bytes": memory.argument_size_in_bytes,
-        "peak_bytes": memory.peak_memory_in_bytes,
-    }
-    print(json.dumps(found))
+def verify_on_gpu(
+    step: JittedStep, params: Any, batch: Any, *, target: str = "a100", flags: Sequence[str] = ()
+) -> GpuCompile:
+    """Compile the gradient of a step's loss for another GPU or with other flags; `batch` is one micro-batch.
+
+    Raises InputError as `compiled_gradient`.
+    """
+    return compiled_gradient(step.loss, step.plan, params, batch, target, flags)
 
 
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+def with_compile(
+    verification: Verification, loss: Callable[[Any, Any], jax.Array], plan: NamedPlan, params: Any, batch: Any,
+    target: str | None,
+) -> Verification:
+    """The verification with what the compiler for `target` says, or with why it was not asked.
+
+    Raises InputError for an unknown target, and where there is a compiler as `compiled_gradient`.
+    """
+    if target is not None:
+        _require_known(target)
+    reason = "compile_for is None" if target is None else missing()
+    if target is None or reason:
+        return replace(verification, not_compiled=reason)
+    return replace(verification, compiled=compiled_gradient(loss, plan, params, batch, target))
+
+
+def _require_known(target: str) -> None:
+    if target not in TARGETS:
+        raise InputError(f"target: {target!r} is unknown; choose one of {', '.join(TARGETS)}")

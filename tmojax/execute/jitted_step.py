@@ -12,11 +12,14 @@ import optax
 
 import tmojax.jax_setup  # noqa: F401
 from tmojax.execute.jitted_checks import Verification, require_effective, verify
+from tmojax.execute.jitted_gpu import with_compile
 from tmojax.execute.jitted_names import NamedPlan, named_plan, reach_of
 from tmojax.execute.jitted_scans import Body, Loss, ScanEquation, names_of, with_bodies
 from tmojax.importers.jax_importer import ImportedStep
 from tmojax.problem import Problem, Schedule
 from tmojax.problem.io import PlanFile
+
+COMPILE_FOR = "h100"  # the stricter target: there XLA's scheduler moves copies, which is what voids plans
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,21 +65,34 @@ def jitted_step(
     *,
     platform: str | None = None,
     axis_name: str | None = None,
+    compile_for: str | None = COMPILE_FOR,
 ) -> JittedStep:
     """A step function from a loss and a plan that is equal on all devices.
 
     `loss`, `params`, `batch` and `optimizer` as they were given to `import_train_step`, which made `imported`; arrays
     or shapes. `platform`: "cpu" or "gpu", where the step will run (default: where JAX runs). `axis_name`: gradients and
-    loss are averaged over that axis of a `shard_map` around `step`.
+    loss are averaged over that axis of a `shard_map` around `step`. `compile_for`: the GPU (`jitted_gpu.TARGETS`) for
+    which the gradient is compiled as well, in a process of its own, where `jax[cuda12]` is installed; that takes as
+    long as compiling the step does. None leaves it out.
     Raises InputError for a plan of another step or problem, one that a policy cannot express (`named_plan`), one that
-    JAX does not carry out (`verify`), and one that the compiler would void (`require_effective`).
+    JAX does not carry out (`verify`), and one that the compiler would void (`require_effective`) or voids
+    (`with_compile`).
     """
     decided = named_plan(imported, reach := reach_of(loss, params, batch, imported), problem, plan)
     under_plan = planned_loss(loss, decided, reach.scanned)
-    verification = verify(under_plan, params, batch, decided)
-    require_effective(verification, platform or jax.default_backend())
+    verification = verified(under_plan, decided, params, batch, platform, compile_for)
     step = step_of(under_plan, optimizer, decided.micro_batches, axis_name)
     return JittedStep(under_plan, decided, verification, step)
+
+
+def verified(
+    loss: Loss, plan: NamedPlan, params: Any, batch: Any, platform: str | None, compile_for: str | None,
+    explicit: bool = False,
+) -> Verification:
+    """All checks of an export, as far as they can be made here."""
+    verification = verify(loss, params, batch, plan, explicit=explicit)
+    require_effective(verification, platform or jax.default_backend())
+    return with_compile(verification, loss, plan, params, batch, compile_for)
 
 
 def step_of(

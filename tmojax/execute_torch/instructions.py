@@ -194,7 +194,7 @@ class _Preparing:
         if not release and (producer < 0 or self.program.ops[producer].phase is not Phase.FORWARD):
             raise InputError(
                 f"{self.where(index)}: moves {spec.name!r}, a gradient that autograd passes on; hooks can move saved "
-                f"tensors only"
+                f"tensors only: use a planner that moves activations of forward (offload-all, ratio-sweep)"
             )
         return spec.name
 
@@ -207,7 +207,9 @@ class _Preparing:
             )
         raise InputError(
             f"plan: it moves {name!r} away from the device, and PyTorch modules hold their parameters, gradients and "
-            f"batch there; hooks can move saved tensors and optimizer state only"
+            f"batch there; hooks can move saved tensors and optimizer state only: use a plan that leaves it there, as "
+            f"planners do for the workload of import_torch_step, or move weights with the JAX runtime "
+            f"(tmojax.execute.PlannedStep)"
         )
 
     def allocate(self, tensor: int, micro_batch: int, memory: int) -> None:

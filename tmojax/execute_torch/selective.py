@@ -2,7 +2,7 @@
 
 PyTorch has `CheckpointPolicy.MUST_CPU_OFFLOAD` for that, but in eager mode (2.13) it recomputes what has this policy,
 without a word. `SelectiveCheckpoints.contexts` therefore saves, offloads and recomputes itself; `policies` gives the
-same decisions to `create_selective_checkpoint_contexts`, for a step that is compiled.
+same decisions to `create_selective_checkpoint_contexts`, for a step that is compiled (`OffloadingPartition`).
 """
 
 # PyTorch is optional, and static checks pass without it.
@@ -206,7 +206,7 @@ class SelectiveCheckpoints:
     def policies(self, path: str) -> Contexts:
         """`context_fn` of a checkpoint around the submodule `path` by PyTorch's own policies.
 
-        For `torch.compile`; in eager mode PyTorch recomputes what the plan offloads.
+        For `torch.compile` with an `OffloadingPartition`; in eager mode PyTorch recomputes what the plan offloads.
         """
         region = self._region(path)
 

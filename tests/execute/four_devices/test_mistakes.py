@@ -15,6 +15,7 @@ from tmojax.execute.functions import StepFunctions
 from tmojax.execute.lists import prepare_list
 from tmojax.execute.planned_step import PlannedStep
 from tmojax.importers.jax_importer import import_step, import_train_step
+from tmojax.problem import CollectiveKind
 from tmojax.problem.io import PlanFile, problem_hash
 
 
@@ -165,3 +166,37 @@ def test_slices_are_refused_before_anything_runs(case, schedule):
         InputError, match=r"gpu0 #\d+: moves slice 0 of 2 of '.*whole tensors only.*plan without slices"
     ):
         prepare_list(problem, replace(schedule, lists=(rows, *schedule.lists[1:])), 0)
+
+
+def with_collectives(workload, **changes):
+    return replace(workload, collectives=tuple(replace(one, **changes) for one in workload.collectives))
+
+
+def test_only_gradients_are_reduced(case):
+    example = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), case.batches()[0][0])
+    imported = import_train_step(case.loss, case.params, example, OPTIMIZER, gpu=GPU, gpus=2)
+    gathering = with_collectives(imported.workload, kind=CollectiveKind.ALL_GATHER)
+    ops = imported.workload.programs[0].ops
+    read = tuple(replace(op, reads=op.updates, updates=()) if op.collective else op for op in ops)
+    reading = replace(imported.workload, programs=(replace(imported.workload.programs[0], ops=read),))
+    for workload, message in (
+        (gathering, "its kind is all_gather, and .*import_train_step"),
+        (reading, "the runtime reduces tensors in place"),
+    ):
+        with pytest.raises(InputError, match=f"collective 'all_reduce.0': {message}"):
+            _ = CompiledStep(replace(imported, workload=workload)).reductions
+
+
+def test_a_plan_with_other_collectives(case, schedule):
+    problem = case.problem()
+    other = replace(problem, workload=with_collectives(problem.workload, devices=(0, 1)))
+    with pytest.raises(InputError, match=r"collective 'all_reduce\.0': the plan has other collectives than the step"):
+        PlannedStep(case.compiled, other, schedule)
+
+
+def test_the_host_computes_nothing(case, schedule):
+    problem = case.problem()
+    devices = (replace(problem.machine.devices[0], kind="cpu"), *problem.machine.devices[1:])
+    problem = replace(problem, machine=replace(problem.machine, devices=devices))
+    with pytest.raises(InputError, match="device 'gpu0': kind 'cpu' has no runtime; plan for devices of kind 'gpu'"):
+        PlannedStep(case.compiled, problem, schedule)

@@ -7,7 +7,8 @@ from checker_bytes import checker_bytes
 from steps import OPTIMIZER, identical, largest_difference, perceptron, plan, planned
 
 from tmojax.check import check
-from tmojax.execute.ledger import Ledger
+from tmojax.errors import InputError
+from tmojax.execute.ledger import Ledger, MemoryExceeded
 
 PLANS = [
     ("keep-all",),
@@ -91,6 +92,19 @@ def test_live_bytes_never_exceed_what_the_checker_counts(case, names, segments):
         peaks = [max(c[device].counted_peak_bytes for c in result.memory) for device in range(4)]
         limits = [report.peak_bytes[memory.name] for memory in problem.machine.memories[:4]]
         assert all(0 < peak <= max(limits) for peak in peaks)
+
+
+@pytest.mark.parametrize("segments", ["ops", "joined"])
+def test_a_runtime_that_does_not_wait_for_room_is_found_out(case, monkeypatch, segments):
+    """The count is of what is there: without the wait of semantics 5.1 it passes the plan, and that is an error."""
+    problem = case.problem()
+    step = planned(case, problem, plan(problem, "offload-all"), segments)
+    step.step(case.batches())
+    monkeypatch.setattr(Ledger, "make_room", lambda self, *where: None)
+    with pytest.raises(MemoryExceeded, match=r"bytes are live at instruction \d+, and the plan counts \d+"):
+        step.step(case.batches())
+    with pytest.raises(InputError, match="nothing is loaded"):  # half a step leaves no state
+        step.step(case.batches())
 
 
 def test_less_memory_is_really_used(case):
