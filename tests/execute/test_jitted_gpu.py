@@ -126,7 +126,7 @@ def test_what_the_jaxpr_calls_void_is_void():
         verification = steps.verify(loss, weights, x, plan)
         assert verification.void
         with pytest.raises(InputError, match="XLA has voided it"):
-            verify_on_gpu(JittedStep(loss, plan, verification, made.step), weights, x, target="h100")
+            verify_on_gpu(JittedStep(loss, plan, verification, made.step, made.shapes), weights, x, target="h100")
 
 
 def export(name, factor, **settings):

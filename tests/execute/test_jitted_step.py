@@ -18,7 +18,7 @@ from tmojax.execute.jitted_names import NameAction, named_plan, planner_for, rea
 from tmojax.execute.jitted_scans import scan_in_segments
 from tmojax.execute.jitted_step import jitted_step, planned_loss
 from tmojax.planners.simple import OffloadAll, RecomputeAll
-from tmojax.problem import Kind
+from tmojax.problem import Kind, ListBuilder
 from tmojax.problem.io import PlanFile
 from tmojax.problem.workload import TensorKind
 
@@ -183,6 +183,66 @@ def test_plans_that_no_policy_expresses_are_errors():
     assert unnamed is not None
     with pytest.raises(InputError, match="which has no checkpoint_name, so JAX would recompute it"):
         named_plan(step, reach, problem, unnamed)
+
+
+def with_rows(schedule, problem, fill):
+    """The schedule with rows at the end of every list."""
+    lists = []
+    for device, rows in zip(problem.machine.devices, schedule.lists, strict=True):
+        builder = ListBuilder()
+        fill(builder, device.memory, device.host_memory)
+        lists.append(np.concatenate([rows, builder.build()]))
+    return replace(schedule, lists=tuple(lists))
+
+
+def test_what_cannot_be_offloaded_is_an_error():
+    net = networks.network("mlp")
+    step, problem, schedule = networks.planned("mlp", 0.65, 1, False)
+    reach = reach_of(net.loss, net.params, net.batch, step)
+    program = problem.workload.programs[0]
+    weight = next(t for t, tensor in enumerate(program.tensors) if tensor.kind is TensorKind.WEIGHT)
+
+    def away(builder, device, host):
+        builder.offload(weight, 0, device, host)
+        builder.release(weight, 0, host)
+
+    name = program.tensors[weight].name
+    with pytest.raises(InputError, match=rf"offloads '{name}', which is no activation.*donates its state there: ask"):
+        named_plan(step, reach, problem, with_rows(schedule, problem, away))
+
+    def aliased(workload):
+        offloaded = {int(row["tensor"]) for row in schedule.lists[0] if row["kind"] == Kind.OFFLOAD}
+        tensors = tuple(
+            replace(tensor, alias_group="shared") if t == min(offloaded) else tensor
+            for t, tensor in enumerate(program.tensors)
+        )
+        return replace(workload, programs=(replace(workload.programs[0], tensors=tensors),))
+
+    other = replace(problem, workload=aliased(problem.workload))
+    with pytest.raises(InputError, match=r"which shares its storage \(aliased, group 'shared'\)"):
+        named_plan(replace(step, workload=aliased(step.workload)), reach, other, schedule)
+
+
+def test_a_step_is_for_the_shapes_of_its_plan():
+    net, made = networks.network("mlp"), exported("mlp", 0.65, False)
+    state = networks.OPTIMIZER.init(net.params)
+    rows = net.batch["x"].shape[0]
+    with pytest.raises(InputError, match=rf"batch\['x'\]: is float32\[7, .*\], the plan is for float32\[{rows}, "):
+        made(net.params, state, jax.tree.map(lambda x: x[:7], net.batch))
+    with pytest.raises(InputError, match="batch: has structure"):
+        made(net.params, state, {"x": net.batch["x"]})
+    # Without a leading axis, the rows of one micro-batch would be taken for micro-batches.
+    with pytest.raises(InputError, match=rf"the plan is for float32\[2, {rows}, .*\] \(a micro-batch per row\)"):
+        exported("mlp", 0.65, True, 2)(net.params, state, net.batch)
+
+
+def test_donated_arrays_are_named():
+    net, made = networks.network("mlp"), exported("mlp", 0.65, False)
+    params = jax.tree.map(jnp.array, net.params)
+    state = networks.OPTIMIZER.init(params)
+    made(params, state, net.batch)
+    with pytest.raises(InputError, match=r"params.*: the array is deleted, because a step donates.*before returned"):
+        made(params, state, net.batch)
 
 
 def test_devices_that_differ_are_an_error():

@@ -19,7 +19,7 @@ import tmojax.jax_setup  # noqa: F401
 from tmojax.errors import InputError
 from tmojax.execute.jitted_names import NameAction, Reach, activations_by_name, made_outside, named_plan
 from tmojax.execute.jitted_scans import Loss
-from tmojax.execute.jitted_step import COMPILE_FOR, JittedStep, step_of, verified
+from tmojax.execute.jitted_step import COMPILE_FOR, JittedStep, shapes_of, step_of, verified
 from tmojax.importers.jax_importer import ImportedStep
 from tmojax.planners.by_name import ByName
 from tmojax.problem import Problem, Schedule
@@ -208,7 +208,8 @@ def explicit_step(
     assert moved == set(decided.names(NameAction.OFFLOAD))
     loss = loss_of(explicit_chain(block, timing))
     verification = verified(loss, decided, params, batch, platform, compile_for, explicit=True)
-    return JittedStep(loss, decided, verification, step_of(loss, optimizer, decided.micro_batches, axis_name)), timing
+    step = step_of(loss, optimizer, decided.micro_batches, axis_name, problem.workload.device_count)
+    return JittedStep(loss, decided, verification, step, shapes_of(params, batch)), timing
 
 
 def imported_names(imported: ImportedStep) -> set[str]:

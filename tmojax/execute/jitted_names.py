@@ -237,7 +237,14 @@ def _actions_of_tensors(problem: Problem, schedule: Schedule, device: int, micro
             if program.tensors[tensor].lifetime is not Lifetime.MICRO_BATCH or tensor not in activations:
                 raise InputError(
                     f"plan: it offloads {program.tensors[tensor].name!r}, which is no activation of forward; a jitted "
-                    f"step keeps the rest on the device: ask the planner 'by-name', or run this plan with PlannedStep"
+                    f"step keeps the rest on the device, and donates its state there: ask the planner 'by-name', or "
+                    f"run this plan with PlannedStep"
+                )
+            if program.tensors[tensor].alias_group:
+                raise InputError(
+                    f"plan: it offloads {program.tensors[tensor].name!r}, which shares its storage (aliased, group "
+                    f"{program.tensors[tensor].alias_group!r}), so it does not leave the device alone; import the step "
+                    f"without that alias"
                 )
             if row["micro_batch"] == micro_batch:
                 offloaded.add(tensor)

@@ -9,8 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.core import Tracer
 
 import tmojax.jax_setup  # noqa: F401
+from tmojax.errors import InputError
 from tmojax.execute.jitted_checks import Verification, require_effective, verify
 from tmojax.execute.jitted_gpu import with_compile
 from tmojax.execute.jitted_names import NamedPlan, named_plan, reach_of
@@ -28,16 +30,54 @@ class JittedStep:
 
     `params` and `state` are donated. With K > 1 micro-batches every leaf of `batch` has a leading axis of length K;
     gradients are averaged over it. `loss`: the loss under the plan, to be used in a step of one's own. `plan`: the
-    decisions. `verification`: what was checked.
+    decisions. `verification`: what was checked. `shapes`: of the parameters and of one micro-batch, for which it was.
+    `step`: the function itself, for a `shard_map` say; it takes any shapes, as jitted functions do.
     """
 
     loss: Loss
     plan: NamedPlan
     verification: Verification
     step: Callable[..., Any]
+    shapes: tuple[Any, Any]
 
     def __call__(self, params: Any, state: Any, batch: Any) -> tuple[Any, Any, jax.Array]:
+        """One step. Raises InputError for shapes that the plan is not for, and for arrays that a step was given."""
+        count = self.plan.micro_batches
+        _require_shapes("params", params, self.shapes[0], ())
+        _require_shapes("batch", batch, self.shapes[1], (count,) if count > 1 else ())
+        _require_live("params", params)
+        _require_live("state", state)
         return self.step(params, state, batch)
+
+
+def _require_shapes(what: str, given: Any, expected: Any, leading: tuple[int, ...]) -> None:
+    found, structure = jax.tree.flatten(given)
+    if structure != jax.tree.structure(expected):
+        raise InputError(f"{what}: has structure {structure}, the plan is for {jax.tree.structure(expected)}")
+    for leaf, (path, shape) in zip(found, jax.tree_util.tree_leaves_with_path(expected), strict=True):
+        wanted, dtype = (*leading, *shape.shape), jax.dtypes.canonicalize_dtype(jnp.result_type(leaf))
+        if jnp.shape(leaf) != wanted or dtype != shape.dtype:
+            raise InputError(
+                f"{what}{jax.tree_util.keystr(path)}: is {dtype}{list(jnp.shape(leaf))}, the plan is for "
+                f"{shape.dtype}{list(wanted)}{' (a micro-batch per row)' if leading else ''}; import and plan the step "
+                f"with the shapes that it runs with"
+            )
+
+
+def _require_live(what: str, given: Any) -> None:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(given):
+        if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.is_deleted():
+            raise InputError(
+                f"{what}{jax.tree_util.keystr(path)}: the array is deleted, because a step donates its parameters and "
+                f"state; give what the step before returned"
+            )
+
+
+def shapes_of(params: Any, batch: Any) -> tuple[Any, Any]:
+    """Shapes and types as JAX has them, of arrays or shapes."""
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jax.dtypes.canonicalize_dtype(jnp.result_type(x))), (params, batch)
+    )
 
 
 def planned_loss(loss: Loss, plan: NamedPlan, scanned: bool) -> Loss:
@@ -81,8 +121,8 @@ def jitted_step(
     decided = named_plan(imported, reach := reach_of(loss, params, batch, imported), problem, plan)
     under_plan = planned_loss(loss, decided, reach.scanned)
     verification = verified(under_plan, decided, params, batch, platform, compile_for)
-    step = step_of(under_plan, optimizer, decided.micro_batches, axis_name)
-    return JittedStep(under_plan, decided, verification, step)
+    step = step_of(under_plan, optimizer, decided.micro_batches, axis_name, problem.workload.device_count)
+    return JittedStep(under_plan, decided, verification, step, shapes_of(params, batch))
 
 
 def verified(
@@ -96,9 +136,12 @@ def verified(
 
 
 def step_of(
-    loss: Loss, optimizer: optax.GradientTransformation, micro_batches: int, axis_name: str | None
+    loss: Loss, optimizer: optax.GradientTransformation, micro_batches: int, axis_name: str | None, devices: int
 ) -> Callable[..., Any]:
-    """The training step of a loss, jitted unless it is to stand in a `shard_map` with an axis `axis_name`."""
+    """The training step of a loss, jitted unless it is to stand in a `shard_map` with an axis `axis_name`.
+
+    Raises InputError (when traced) for an axis of another length than the `devices` of the plan.
+    """
     gradient = jax.value_and_grad(loss)
 
     def accumulated(params: Any, batches: Any) -> tuple[jax.Array, Any]:
@@ -113,6 +156,12 @@ def step_of(
     def step(params: Any, state: Any, batch: Any) -> tuple[Any, Any, jax.Array]:
         value, gradients = accumulated(params, batch) if micro_batches > 1 else gradient(params, batch)
         if axis_name is not None:
+            count = jax.lax.axis_size(axis_name)
+            if count != devices:
+                raise InputError(
+                    f"axis_name: {axis_name!r} has {count} device(s), and the plan is for {devices}; make the mesh of "
+                    f"{devices} devices, or import and plan the step with gpus={count}"
+                )
             value, gradients = jax.lax.pmean((value, gradients), axis_name)
         changes, state = optimizer.update(gradients, state, params)
         return optax.apply_updates(params, changes), state, value

@@ -4,24 +4,40 @@ import jax
 import jax.numpy as jnp
 import jitted_networks as networks
 import numpy as np
+import pytest
 from jax.sharding import Mesh, PartitionSpec
 
+from tmojax import InputError
 from tmojax.execute import jitted_step
 
 
-def test_a_step_in_shard_map():
-    net = networks.network("mlp")
-    step, problem, schedule = networks.planned("mlp", 0.65, 1, False)
-    made = jitted_step(
-        net.loss, net.params, net.batch, networks.OPTIMIZER, step, problem, schedule, axis_name="gpu"
-    )  # fmt: skip
+def sharded_over(made, devices):
     everywhere, rows = PartitionSpec(), PartitionSpec("gpu")
-    sharded = jax.jit(
+    return jax.jit(
         jax.shard_map(
-            made.step, mesh=Mesh(np.array(jax.devices()), ("gpu",)), in_specs=(everywhere, everywhere, rows),
+            made.step, mesh=Mesh(np.array(devices), ("gpu",)), in_specs=(everywhere, everywhere, rows),
             out_specs=everywhere, check_vma=False,
         )
     )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def made():
+    net = networks.network("mlp")
+    step, problem, schedule = networks.planned("mlp", 0.65, 1, False)
+    return jitted_step(net.loss, net.params, net.batch, networks.OPTIMIZER, step, problem, schedule, axis_name="gpu")
+
+
+def test_another_number_of_devices_than_planned(made):
+    net = networks.network("mlp")
+    batch = jax.tree.map(lambda x: np.concatenate([x, x]), net.batch)
+    with pytest.raises(InputError, match=r"axis_name: 'gpu' has 2 device\(s\), and the plan is for 4; .*gpus=2"):
+        sharded_over(made, jax.devices()[:2])(net.params, networks.OPTIMIZER.init(net.params), batch)
+
+
+def test_a_step_in_shard_map(made):
+    net = networks.network("mlp")
+    sharded = sharded_over(made, jax.devices())
     parts = [jax.tree.map(lambda x, i=i: x * (1 + i), net.batch) for i in range(4)]
     batch = jax.tree.map(lambda *x: np.concatenate(x), *parts)
     params, _, loss = sharded(net.params, networks.OPTIMIZER.init(net.params), batch)
