@@ -29,5 +29,6 @@ def test_steps_on_four_devices():
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)  # four minutes on a core of its own, and nothing is printed meanwhile
 def test_models_on_four_devices():
     run("long")

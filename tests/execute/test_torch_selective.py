@@ -173,6 +173,9 @@ def test_plans_that_checkpoints_cannot_do_are_refused():
     problem = problem_of(imported, 0.8)
     with pytest.raises(InputError, match=r"which checkpoints around h\.0, h\.1 keep on the device"):
         SelectiveCheckpoints(imported, problem, planned(problem, "offload-all"), BLOCKS["gpt2"])
+    plan = selective_planner(imported, BLOCKS["gpt2"], tie_layers=False).plan(problem).schedule
+    with pytest.raises(InputError, match="device: 1 is none of the plan's 1; import and plan the step with gpus=N"):
+        SelectiveCheckpoints(imported, problem, plan, BLOCKS["gpt2"], device=1)
     with pytest.raises(InputError, match="the plan is of another step"):
         SelectiveCheckpoints(imported_step("vit"), problem, planned(problem, "offload-all"), BLOCKS["vit"])
 

@@ -543,6 +543,21 @@ def test_another_number_of_ranks_is_refused():
         PlannedTorchStep(imported, problem, planned(problem, "keep-all"))
 
 
+def test_tensors_whose_memory_is_gone_are_named(offloaded):
+    imported, problem, plan = offloaded
+    step = PlannedTorchStep(imported, problem, plan)
+    module, loss, batch = network("gpt2")
+    key = min(batch)
+    gone = batch[key].clone()
+    gone.untyped_storage().resize_(0)
+    with pytest.raises(InputError, match=r"batches\[0\]: the tensor has no memory, its storage was freed"):
+        step.step(module, loss, [batch | {key: gone}])
+    name, parameter = next(iter(module.named_parameters()))
+    parameter.data.untyped_storage().resize_(0)
+    with pytest.raises(InputError, match=f"{name}: the tensor has no memory"):
+        step.step(module, loss, [batch])
+
+
 def test_other_kernels_than_imported_are_refused(offloaded):
     imported, problem, plan = offloaded
     step = PlannedTorchStep(imported, problem, plan)

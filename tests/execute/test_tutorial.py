@@ -10,7 +10,7 @@ import pytest
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "run-a-plan.md"
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
-TIMES = re.compile(r"^(?:[a-z ]+)? +(?:predicted ms|[\d.]+) +(?:measured ms|[\d.]+) +(?:error|-|[+-][\d.]+%)$")
+TIMES = re.compile(r"^(?:[a-z ]+)? +(?:predicted ms|[\d.]+) +(?:measured ms|[\d.]+) +(?:error|-|[+-][\d.]+%|\d+ x)$")
 
 
 @pytest.mark.long

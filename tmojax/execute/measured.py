@@ -179,10 +179,11 @@ def _seconds(activities: tuple[DeviceActivity, ...], category: int) -> float:
 
 
 def comparison_text(rows: tuple[CategoryError, ...]) -> str:
-    """The comparison as a table, milliseconds."""
+    """The comparison as a table, milliseconds; an error of ten times and more is written as measured / predicted."""
     lines = [f"{'':<12} {'predicted ms':>13} {'measured ms':>13} {'error':>12}"]
     for row in rows:
-        error = "-" if np.isnan(row.error) else f"{row.error:+.1%}"
+        error = f"{row.error:+.1%}" if row.error < 9 else f"{row.error + 1:.0f} x"
+        error = "-" if np.isnan(row.error) else error
         lines.append(f"{row.category:<12} {row.predicted_s * 1e3:>13.3f} {row.measured_s * 1e3:>13.3f} {error:>12}")
     return "\n".join(lines)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from tmojax.errors import InputError
 from tmojax.execute_torch.host_pool import HostPool
@@ -104,7 +105,7 @@ class PlannedTorchStep:
         """Run `loss(module, batch)` and backward for each of K micro-batches; gradients are set, not added.
 
         `batches`: one per micro-batch, on any device. `measure`: time every op, waiting for it.
-        Raises InputError if the kernels are others than those that were imported.
+        Raises InputError if the kernels are others than those that were imported, and for tensors without memory.
         """
         device = step_device(module)
         if device.type != self._imported.traced.device:
@@ -112,6 +113,7 @@ class PlannedTorchStep:
         if len(batches) != self._workload.micro_batches:
             count = self._workload.micro_batches
             raise InputError(f"batches: {len(batches)} given, and the plan has {count} micro-batch(es)")
+        _require_memory(module, batches)
         if self._pool is None:
             self._pool = HostPool(self._list.host_bytes, pinned=device.type == "cuda")
         for parameter in module.parameters():
@@ -141,3 +143,15 @@ class PlannedTorchStep:
             planned_host_bytes=self._list.host_bytes,
             op_s=running.op_s,
         )
+
+
+def _require_memory(module: torch.nn.Module, batches: Sequence[Any]) -> None:
+    """Raises InputError for a tensor whose storage was freed: resized to nothing (as FSDP does), or given away."""
+    named = [*module.named_parameters(), *module.named_buffers()]
+    named += [(f"batches[{k}]", leaf) for k, batch in enumerate(batches) for leaf in tree_leaves(batch)]
+    for name, tensor in named:
+        if isinstance(tensor, torch.Tensor) and tensor.numel() and not tensor.untyped_storage().nbytes():
+            raise InputError(
+                f"{name}: the tensor has no memory, its storage was freed (FSDP does that between uses); give whole "
+                f"tensors, a plan moves them itself"
+            )

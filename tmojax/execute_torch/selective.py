@@ -126,8 +126,14 @@ class SelectiveCheckpoints:
         device: int = 0,
     ) -> None:  # fmt: skip
         """Raises InputError for a plan of another problem or step, one that the checker rejects, submodules that are
-        not in the step or cannot run twice, and decisions that checkpoints cannot carry out."""
+        not in the step or cannot run twice, a device that the plan does not have, and decisions that checkpoints
+        cannot carry out."""
         schedule = schedule_for_hooks(imported, problem, plan)
+        if not 0 <= device < problem.workload.device_count:
+            raise InputError(
+                f"device: {device} is none of the plan's {problem.workload.device_count}; import and plan the step "
+                f"with gpus=N for N ranks, and give the rank"
+            )
         self._program = imported.workload.programs[0]
         self._regions = {path: _Region(imported, path) for path in paths}
         self._offloaded, repeated = _decided(problem, schedule, device)

@@ -15,6 +15,7 @@ from tmojax.execute import (
     with_measured_durations,
     write_measured_trace,
 )
+from tmojax.execute.measured import CategoryError
 from tmojax.execute.tokens import Stopped
 from tmojax.problem import INSTRUCTION, Kind, LinkPolicy, LinkPolicyKind, ListBuilder, Schedule
 from tmojax.report.links import shared_links
@@ -183,6 +184,9 @@ def test_a_measured_step_is_compared_and_traced(case, offloading, tmp_path):
         times.step_s / simulation.step_s - 1
     )
     assert len(comparison_text(table).splitlines()) == len(table) + 1
+    shown = comparison_text((CategoryError("forward", 1.0, 1.5), CategoryError("copy in", 1.0, 12.0)))
+    assert "+50.0%" in shown.splitlines()[1] and "12 x" in shown.splitlines()[2]
+    assert comparison_text((CategoryError("stall", 0.0, 1.0),)).endswith(" -")
     write_measured_trace(tmp_path / "measured.json", problem, schedule, times)
     assert (tmp_path / "measured.json").stat().st_size > 1000
     for device, own in enumerate(schedule.lists):
