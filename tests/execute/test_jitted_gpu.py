@@ -129,6 +129,22 @@ def test_what_the_jaxpr_calls_void_is_void():
             verify_on_gpu(JittedStep(loss, plan, verification, made.step, made.shapes), weights, x, target="h100")
 
 
+@needs_compiler
+@pytest.mark.long
+def test_what_cannot_be_compiled_is_an_error(monkeypatch):
+    with pytest.raises(InputError, match=r"the compiler failed with flags .* --xla_no_such_flag=1: .*compile_for=None"):
+        compile_for_gpu(jnp.sin, jnp.ones(3), flags=["--xla_no_such_flag=1"])
+
+    def calls_back(x):
+        return jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    with pytest.raises(InputError, match=r"JAX cannot export the function: .*; an export with compile_for=None is not"):
+        compile_for_gpu(calls_back, jnp.ones(3))
+    monkeypatch.setattr(jitted_gpu, "LONGEST_S", 0.01)
+    with pytest.raises(InputError, match=r"not done after 0\.01 s with flags"):
+        compile_for_gpu(jnp.sin, jnp.ones(3))
+
+
 def export(name, factor, **settings):
     net = networks.network(name)
     step, problem, schedule = networks.planned(name, factor, 1, False)

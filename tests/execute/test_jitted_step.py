@@ -13,7 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from tmojax.check import check
 from tmojax.errors import InputError
-from tmojax.execute.jitted_checks import moves_of, placements, require_effective, verify
+from tmojax.execute.jitted_checks import moves_of, placements, require_effective, require_names, verify
 from tmojax.execute.jitted_names import NameAction, named_plan, planner_for, reach_of
 from tmojax.execute.jitted_scans import scan_in_segments
 from tmojax.execute.jitted_step import jitted_step, planned_loss
@@ -123,6 +123,9 @@ def test_what_jax_would_ignore_is_an_error():
         verification_of("mlp", {"rleu0": NameAction.SAVE}, {"rleu0": 16384})
     with pytest.raises(InputError, match=r"sends 4096 bytes per micro-batch to the host, and the jaxpr 16384"):
         verification_of("mlp", {"relu0": NameAction.OFFLOAD}, {"relu0": 4096})
+    net = networks.network("mlp")
+    with pytest.raises(InputError, match=r"name 'relu0': is listed 2 times; list every name once"):
+        require_names(net.loss, net.params, net.batch, ["relu0", "relu1", "relu0"])
     # Backward of a sum does not need what is added up: JAX drops it.
     plan = replace(exported("mlp", 0.65, False).plan, actions={"out": NameAction.OFFLOAD}, bytes_of={"out": 1024})
     loss = jax.checkpoint(lambda w, x: checkpoint_name(x @ w, "out").sum(), policy=plan.policy())

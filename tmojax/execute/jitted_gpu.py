@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # it imports this module
 BASE_FLAGS = ("--xla_gpu_autotune_level=0",)
 LONGEST_S = 1800
 NOT_INSTALLED = 'the CUDA compiler of JAX is not installed (pip install "jax[cuda12]")'
+_LEAVE_OUT = "an export with compile_for=None is not compiled"
 # XLA rematerialises on its own where memory is short; what a plan does is seen where it is not.
 _MEMORY_BYTES = 10**13
 
@@ -96,30 +97,38 @@ def compile_for_gpu(
 ) -> GpuCompile:
     """Compile `function` for `arguments` (arrays or shapes) in a process of its own.
 
-    Raises InputError where that is not possible (`missing`), for an unknown target, and for a compiler that fails,
-    with its last words.
+    Raises InputError where that is not possible (`missing`), for an unknown target, for a function that cannot be sent
+    to another process (with callbacks, say), and for a compiler that fails, with its last words, or takes too long.
     """
     reason = missing()
     if reason:
         raise InputError(f"compile for a GPU: {reason}")
     _require_known(target)
     placement = jax.export.DisabledSafetyCheck.custom_call("annotate_device_placement")
-    exported = jax.export.export(jax.jit(function), platforms=("cuda",), disabled_checks=(placement,))(*arguments)
+    export = jax.export.export(jax.jit(function), platforms=("cuda",), disabled_checks=(placement,))
+    try:
+        content = export(*arguments).serialize()
+    except (NotImplementedError, TypeError, ValueError) as error:
+        raise InputError(f"compile for a GPU: JAX cannot export the function: {error}; {_LEAVE_OUT}") from error
     every = (*BASE_FLAGS, *flags)
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "program"
-        program.write_bytes(exported.serialize())
+        program.write_bytes(content)
         path = os.pathsep.join(part for part in sys.path if part)
-        done = subprocess.run(
-            [sys.executable, "-m", "tmojax.execute.gpu_compiler", str(program), target],
-            env=os.environ | {"XLA_FLAGS": " ".join(every), "JAX_PLATFORMS": "cpu", "PYTHONPATH": path},
-            capture_output=True, text=True, timeout=LONGEST_S, check=False,
-        )  # fmt: skip
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "tmojax.execute.gpu_compiler", str(program), target],
+                env=os.environ | {"XLA_FLAGS": " ".join(every), "JAX_PLATFORMS": "cpu", "PYTHONPATH": path},
+                capture_output=True, text=True, timeout=LONGEST_S, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise InputError(
+                f"compile for a GPU: not done after {LONGEST_S} s with flags {' '.join(every)}; {_LEAVE_OUT}"
+            ) from None
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
         raise InputError(
-            f"compile for a GPU: the compiler failed with flags {' '.join(every)}: {last[0]}; an export with "
-            f"compile_for=None is not compiled"
+            f"compile for a GPU: the compiler failed with flags {' '.join(every)}: {last[0]}; {_LEAVE_OUT}"
         )
     return GpuCompile(target, every, jax.__version__, **json.loads(done.stdout.splitlines()[-1]))
 
