@@ -165,7 +165,8 @@ def run_jitted(setting: Setting, given: argparse.Namespace) -> dict[str, Any]:
         "planner": name, "share": share, "capacity_bytes": problem.capacity_bytes(0),
         "predicted_s": float(simulate(problem, schedule).step_s),
         "planned_bytes": check(problem, schedule).peak_bytes[problem.machine.memories[0].name],
-        "host_bytes": step.verification.jaxpr_host_bytes, **timed(step.step, setting, given),
+        "host_bytes": step.verification.jaxpr_host_bytes, "verification": step.verification.lines(),
+        **timed(step.step, setting, given),
     }  # fmt: skip
 
 
