@@ -13,6 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from tmojax.check import check
 from tmojax.errors import InputError
+from tmojax.execute import jitted_checks
 from tmojax.execute.jitted_checks import moves_of, placements, require_effective, require_names, verify
 from tmojax.execute.jitted_names import NameAction, named_plan, planner_for, reach_of
 from tmojax.execute.jitted_scans import scan_in_segments
@@ -272,6 +273,16 @@ def test_plans_of_other_steps_and_wrong_plans_are_errors():
         named_plan(step, reach, problem, None)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="the checker rejects it"):
         named_plan(step, reach, problem.with_device_capacity(1000), schedule)
+
+
+@pytest.mark.parametrize(("host", "device"), [(0, 0), (1, 0), (0, 1)])
+def test_placements_that_lowering_drops_are_an_error(monkeypatch, host, device):
+    net, made = networks.network("mlp"), exported("mlp", 0.65, False)
+    moves = made.verification.moves
+    found = {"pinned_host": moves * host, "device": moves * device}
+    monkeypatch.setattr(jitted_checks, "placements", lambda text: found)
+    with pytest.raises(InputError, match=f"{moves} tensors are offloaded, and there are {moves * host} placements on"):
+        verify(made.loss, net.params, net.batch, made.plan)
 
 
 def test_a_step_without_names_is_an_error():

@@ -142,6 +142,30 @@ def test_the_count_agrees_with_the_arrays_that_exist(monkeypatch, name, segments
     assert len(beyond) >= len(step.segments[0]) and max(beyond) <= 0
 
 
+@pytest.mark.parametrize("segments", ["ops", "joined"])
+def test_temporaries_of_the_compiler_are_counted(monkeypatch, segments):
+    """What a program is counted with at its dispatch: its new arrays, and at least what JAX itself calls temporary."""
+    alone = perceptron(gpus=1, micro_batches=2)
+    problem = alone.problem()
+    step = planned(alone, problem, plan(problem, "keep-all"), segments)
+    counted = {}
+    original = Ledger.allocate
+
+    def noted(self, memory, position, size_bytes):
+        counted[position] = counted.get(position, 0) + size_bytes
+        return original(self, memory, position, size_bytes)
+
+    monkeypatch.setattr(Ledger, "allocate", noted)
+    step.step(alone.batches())
+    tensors, temporary = problem.workload.programs[0].tensors, []
+    for segment in step.segments[0]:
+        created = {copy for node in segment.nodes for copy in node.creates} - set(segment.inside)
+        new_bytes = sum(tensors[copy[1]].size_bytes for copy in created)
+        temporary.append(segment.compiled.executable.memory_analysis().temp_size_in_bytes)
+        assert counted[segment.position] - new_bytes >= temporary[-1]
+    assert max(temporary) > 1000
+
+
 def test_host_buffers_are_used_again(case):
     problem = case.problem()
     step = planned(case, problem, plan(problem, "offload-all"))
