@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tmojax.bounds.device_classes import DeviceClass
+from tmojax.bounds.encoded import add_encoded
 from tmojax.bounds.gaps import Gaps, Host
 from tmojax.bounds.highs import INFINITY, LinearModel
 from tmojax.bounds.moments import Moments
@@ -39,7 +40,8 @@ class Block:
     moved, again [I]: columns of the moved and of the recomputed share of each gap (-1: none); of what comes in behind
     the block only state that rests is part of `into`. left: (tensor, slot that made it) -> column of the share of this
     version that is in `out`. most_in [J + 1]: bytes, which come in after each moment and by the end at most. gone:
-    columns of whole tensors at moments, where asked for.
+    columns of whole tensors at moments, where asked for. coding: column of the time in which resting state is encoded
+    (-1: none).
     """
 
     gaps: Gaps
@@ -53,6 +55,7 @@ class Block:
     most_in: np.ndarray
     gone: np.ndarray
     resting: Resting
+    coding: int
 
     @property
     def end_time(self) -> int:
@@ -65,14 +68,15 @@ def add_block(
     device: DeviceClass,
     moments: Moments,
     resting: np.ndarray,
+    coded: np.ndarray,
     unit: Units,
     longest: float,
     *,
     first_block: bool,
     whole: bool = False,
 ) -> Block:
-    """Add one micro-batch; `resting` [S]: columns of the share of every resting tensor that leaves at some time of
-    the step. first_block: of the step. whole: with columns for whole tensors.
+    """Add one micro-batch; `resting`, `coded` [S]: columns of the share of every resting tensor that leaves at some
+    time of the step, or is encoded in it. first_block: of the step. whole: with columns for whole tensors.
 
     `longest`: more than the block can take when the objective is at its minimum.
     """
@@ -109,7 +113,7 @@ def add_block(
 
     def running(
         columns: np.ndarray, index: np.ndarray, where: np.ndarray, choice: np.ndarray, ending: np.ndarray | None = None,
-        plus: tuple[tuple[int, int, float], ...] = (),
+        plus: tuple[tuple[int, int, float], ...] = (), size: np.ndarray = size,
     ) -> None:  # fmt: skip
         """columns[j] = sum of size * choice over gaps with index <= j (and, with `ending`, j < ending), and of size *
         factor * column over the entries (gap, column, factor) of `plus`."""
@@ -142,6 +146,16 @@ def add_block(
     for total_columns, by in ((out, could_out), (into, must_in)):
         model.add_row(0.0, 0.0, (total_columns[count], 1.0), (by[count], -1.0))
 
+    # What is recomputed, or decoded, was away, or encoded, at a moment at which memory is demanded: the run comes after
+    # the first of these.
+    demanded = [np.append(np.flatnonzero(where), count) for where in (moments.tight, moments.exact)]
+    living, dead = (after[np.searchsorted(after, first)] + 1 for after in demanded)
+    begin = np.minimum(np.where(gaps.lives, living, dead), count)
+    encoded = add_encoded(model, gaps, unit, matters(np.minimum(last, count)) & gaps.lives & inside, (moved, again),
+                          (resting, coded), (available, begin, np.minimum(last, count)), count)  # fmt: skip
+    not_plain = model.add_columns(count, 0.0, float(gaps.spare_bytes.sum()) / unit.size_bytes)
+    running(not_plain, first, encoded.hidden >= 0, encoded.hidden, ending=last, size=gaps.spare_bytes / unit.size_bytes)
+
     overflow_bytes = gaps.needed_bytes() - device.capacity_bytes
     overflow = overflow_bytes[moments.slots] / unit.size_bytes
     rest = add_resting(model, gaps, resting, unit.size_bytes, count, first=first_block)
@@ -149,8 +163,8 @@ def add_block(
     rounded = np.zeros(count)
     gone = [np.zeros(0, np.int64)]
     for j in np.flatnonzero(moments.tight & (overflow > 0)):
-        at_rest = (rest.absent[j], 1.0)
-        else_away = ((away_again[j], 1.0), at_rest)
+        at_rest = ((rest.absent[j], 1.0), (not_plain[j], 1.0), *encoded.at_rest)
+        else_away = ((away_again[j], 1.0), *at_rest)
         model.add_row(overflow[j], INFINITY, (away_moved[j], 1.0), *else_away)
         model.add_row(overflow[j], INFINITY, (out[j], 1.0), (free[j], 1.0), (into[j], -1.0), *else_away)
         around = (first <= j) & (j < last)
@@ -161,7 +175,7 @@ def add_block(
         rounded[j] = _whole_tensors(gaps, around & gaps.lives, int(overflow_bytes[moments.slots[j]])) / unit.size_bytes
         if whole and not gaps.may_compress:
             since = (out[: j + 1], available)
-            gone.append(add_gone(model, gaps, around, size, moved, reruns, overflow[j], at_rest, *since))
+            gone.append(add_gone(model, gaps, around, size, moved, reruns, overflow[j], at_rest[0], *since))
         if moments.exact[j]:
             crossed = (out[j], free[j], into[j])
             _add_exact(model, gaps, int(moments.slots[j]), around, size, moved, reruns, overflow[j], at_rest, crossed)
@@ -173,14 +187,11 @@ def add_block(
         most_in[:] = INFINITY
     out, into = _add_whole(model, more, out, into, total)
 
-    # What is recomputed was away at a moment at which memory is demanded: the run comes after the first of these.
-    demanded = [np.append(np.flatnonzero(where), count) for where in (moments.tight, moments.exact)]
-    living, dead = (after[np.searchsorted(after, first)] + 1 for after in demanded)
-    begin = np.minimum(np.where(gaps.lives, living, dead), count)
-    extra = _recompute_time(model, gaps, unit, begin, np.minimum(run_last, count), again, count)
+    extra = _recompute_time(model, gaps, unit, begin, np.minimum(run_last, count), again, count, encoded.runs)
     into = _with_late_state(model, into, rest.into)
     time = _add_time(model, gaps, device, unit, moments, (out, rest.out), (into,), extra, longest)
-    return Block(gaps, moments, out, into, time, moved, again, left, most_in, np.concatenate(gone), rest)
+    return Block(gaps, moments, out, into, time, moved, again, left, most_in, np.concatenate(gone), rest,
+                 encoded.coding)  # fmt: skip
 
 
 def _whole_tensors(gaps: Gaps, around: np.ndarray, overflow_bytes: int) -> int:
@@ -284,20 +295,24 @@ def _add_exact(model, gaps, slot, around, size, moved, again, overflow, at_rest,
     alive = {int(i) for i in living}
     away = [(column, size[i]) for way in (off, rec) for i, column in way.items() if i in alive]
     held = [(column, -size[i]) for i, column in kept.items()]
-    model.add_row(overflow, INFINITY, *away, *held, at_rest)
+    model.add_row(overflow, INFINITY, *away, *held, *at_rest)
     model.add_row(
         0.0, INFINITY, (out, 1.0), (free, 1.0), (into, -1.0), *((column, -size[i]) for i, column in off.items())
     )
 
 
-def _recompute_time(model, gaps, unit, first, last, again, count) -> np.ndarray:
+def _recompute_time(model, gaps, unit, first, last, again, count, coding) -> np.ndarray:
     """Columns [count + 1]: time of recomputation done by each moment; runs lie between the gap's first and last
-    moment."""
+    moment. coding: (column, first moment, last one, time) of runs of codecs."""
     slots = sorted({int(s) for s in gaps.producer[again >= 0]})
     limit = float(sum(gaps.slot_s[gaps.producer[i]] for i in np.flatnonzero(again >= 0))) / unit.time_s
+    limit += sum(model.most(column) * cost for column, _, _, cost in coding)
     done = model.add_columns(count + 1, 0.0, limit)
     least: list[list[tuple[int, float]]] = [[] for _ in range(count + 1)]
     most: list[list[tuple[int, float]]] = [[] for _ in range(count + 1)]
+    for column, begin, end, cost in coding:
+        most[begin].append((column, cost))
+        least[end].append((column, cost))
     for slot in slots:
         members = np.flatnonzero((gaps.producer == slot) & (again >= 0))
         cost = float(gaps.slot_s[slot]) / unit.time_s

@@ -18,6 +18,9 @@ import numpy as np
 
 from tmojax.problem import Action, Lifetime, Problem
 
+# Encoding a tensor that spares less than this share of the memory costs nothing in the bound: one column less.
+FEW_BYTES_SHARE = 5e-4
+
 
 class Host(IntEnum):
     """What brings the content of a gap to the host."""
@@ -47,7 +50,9 @@ class Gaps:
     that the step updates; late [tensors]: STATE that only compute ops behind the last op of a micro-batch touch;
     late_change: first slot that changes such (Q for none). fixed_resting_bytes: where it may not leave.
     step_input_bytes, input_bytes: data inputs that cross to the device, per step and per micro-batch. may_compress:
-    sizes, except touched_bytes, are those of the strongest codec.
+    sizes, except touched_bytes, are those of the strongest codec; spare_bytes [I] and resting_spare_bytes [S] are what
+    a plain copy takes beyond that, where it is not few. encode_s_per_byte, decode_s_per_byte: what the device takes at
+    least per plain byte, beside codec_launch_s for each tensor.
     """
 
     slot_op: np.ndarray
@@ -75,19 +80,26 @@ class Gaps:
     late_change: int
     fixed_resting_bytes: int
     may_compress: bool
+    spare_bytes: np.ndarray
+    resting_spare_bytes: np.ndarray
+    encode_s_per_byte: float
+    decode_s_per_byte: float
+    codec_launch_s: float
     input_bytes: int
     step_input_bytes: int
 
     def idle_bytes(self) -> np.ndarray:
-        """[Q]: bytes of the gaps of living tensors around each slot; these are what may be away there."""
+        """[Q]: bytes of the gaps of living tensors around each slot, plain; these are what may be away there."""
         change = np.zeros(len(self.slot_op) + 1, np.int64)
-        np.add.at(change, self.start[self.lives] + 1, self.size_bytes[self.lives])
-        np.add.at(change, self.end[self.lives], -self.size_bytes[self.lives])
+        plain_bytes = self.size_bytes + self.spare_bytes
+        np.add.at(change, self.start[self.lives] + 1, plain_bytes[self.lives])
+        np.add.at(change, self.end[self.lives], -plain_bytes[self.lives])
         return np.cumsum(change)[:-1]
 
     def needed_bytes(self) -> np.ndarray:
-        """[Q]: bytes that each slot would find in memory if nothing left."""
-        return self.touched_bytes + self.idle_bytes() + int(self.resting_bytes.sum()) + self.fixed_resting_bytes
+        """[Q]: bytes that each slot would find in memory if nothing left and everything were plain."""
+        resting_bytes = int(self.resting_bytes.sum() + self.resting_spare_bytes.sum())
+        return self.touched_bytes + self.idle_bytes() + resting_bytes + self.fixed_resting_bytes
 
 
 @dataclass
@@ -179,6 +191,10 @@ def find_gaps(problem: Problem, device: int, *, last: bool = False) -> Gaps:
     crossing = [t for t in program.inputs if touched_at_all[t]]
     per_step = [t for t in crossing if tensors[t].lifetime is Lifetime.STEP or not touches[t]]
     size = np.array([_least_bytes(problem, spec.size_bytes) for spec in tensors], np.int64)
+    spare = np.array([spec.size_bytes for spec in tensors], np.int64) - size
+    spare[spare < FEW_BYTES_SHARE * problem.capacity_bytes(device)] = 0
+    # With peers, another device could do the work.
+    codecs = problem.machine.codecs if may_compress(problem) and Action.PEER not in problem.actions else ()
     return Gaps(
         slot_op=np.array(slot_op, np.int64),
         slot_s=np.array([ops[i].duration_s + launch_s for i in slot_op]),
@@ -221,6 +237,11 @@ def find_gaps(problem: Problem, device: int, *, last: bool = False) -> Gaps:
             - size[resting].sum()
         ),
         may_compress=may_compress(problem),
+        spare_bytes=spare[tensor] if len(tensor) else np.zeros(0, np.int64),
+        resting_spare_bytes=spare[resting],
+        encode_s_per_byte=min((1.0 / codec.encode_bytes_per_s for codec in codecs), default=0.0),
+        decode_s_per_byte=min((1.0 / codec.decode_bytes_per_s for codec in codecs), default=0.0),
+        codec_launch_s=launch_s if codecs else 0.0,
         input_bytes=int(sum(size[t] for t in crossing if t not in per_step)),
         step_input_bytes=int(sum(size[t] for t in per_step)),
     )

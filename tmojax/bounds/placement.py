@@ -15,7 +15,7 @@ from tmojax.problem import Lifetime, Problem
 def add_placement(problem: Problem, rows: StepRows, member: ClassColumns) -> None:
     """Rows for what goes out of each member of a class, over every link that carries all of it, after the update of
     state that has to be placed elsewhere."""
-    slots, left_bytes = _leaving(problem, member)
+    slots, left_bytes = leaving(problem, member)
     if not len(slots):
         return
     out_bytes_per_s = member.spec.out_bytes_per_s
@@ -28,7 +28,7 @@ def add_placement(problem: Problem, rows: StepRows, member: ClassColumns) -> Non
             _add(problem, rows, label, spec.bandwidth_bytes_per_s, member.sharing(link), member, slots, left_bytes)
 
 
-def _leaving(problem: Problem, member: ClassColumns) -> tuple[np.ndarray, np.ndarray]:
+def leaving(problem: Problem, member: ClassColumns) -> tuple[np.ndarray, np.ndarray]:
     """(slots of the last micro-batch in which state changes for the last time, bytes of each device that cross out
     after the end of that slot at least)."""
     program = problem.workload.program(member.spec.devices[0])

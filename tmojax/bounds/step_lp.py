@@ -16,6 +16,7 @@ from tmojax.bounds.collective_bytes import collective_bytes, links_with_collecti
 from tmojax.bounds.columns import ClassColumns, StepRows
 from tmojax.bounds.critical_path import CriticalPath, critical_paths, shortest
 from tmojax.bounds.device_classes import DeviceClass, device_classes, shared_links
+from tmojax.bounds.encoded import resting_encode_s
 from tmojax.bounds.ends import add_ends, add_last_windows, add_path
 from tmojax.bounds.gaps import Gaps, find_gaps
 from tmojax.bounds.highs import INFINITY, Answer, LinearModel
@@ -130,17 +131,25 @@ class StepLp:
         model, count = self._model, self._micro_batches
         resting = sorted({int(tensor) for gaps in read for tensor in gaps.resting})
         shares = dict(zip(resting, map(int, model.add_columns(len(resting))), strict=True))
+        coded = dict(zip(resting, map(int, model.add_columns(len(resting))), strict=True))
         # The first and the last micro-batch have their own decisions, because windows of time begin and end in them.
         repeats = [1] if count == 1 else [1, 1] if count == 2 else [1, count - 2, 1]
         # Of the earlier ones all have the same gaps and moments.
         moments = [choose_moments(gaps, spec.capacity_bytes, tight, exact) for gaps in read]
         blocks = tuple(
-            (n, add_block(model, gaps, spec, at, np.array([shares[int(t)] for t in gaps.resting], np.int64), self.unit,
-                          self._longest, first_block=place == 0, whole=self._whole and n == 1))
+            (n, add_block(model, gaps, spec, at, *(np.array([way[int(t)] for t in gaps.resting], np.int64)
+                                                   for way in (shares, coded)),
+                          self.unit, self._longest, first_block=place == 0, whole=self._whole and n == 1))
             for place, (n, gaps, at) in enumerate(zip(repeats, [read[0]] * (len(repeats) - 1) + [read[-1]],
                                                       [moments[0]] * (len(repeats) - 1) + [moments[-1]], strict=True))
         )  # fmt: skip
         add_seams(model, blocks, self.unit.size_bytes)
+        if any(block.coding >= 0 for _, block in blocks):
+            # Placements are plain, so what is encoded in a step has been encoded in it.
+            each_s = {int(t): float(s) for gaps in read
+                      for t, s in zip(gaps.resting, resting_encode_s(gaps), strict=True)}  # fmt: skip
+            model.add_row(0.0, INFINITY, *((block.coding, float(n)) for n, block in blocks if block.coding >= 0),
+                          *((coded[t], -s / self.unit.time_s) for t, s in each_s.items()))  # fmt: skip
         gaps = read[-1]
         out_terms, in_terms, fixed_in, late = step_bytes(model, self.unit.size_bytes, read, blocks, shares, count)
         # No more than what everything moving all the time would take.
@@ -221,7 +230,7 @@ class StepLp:
         if self._synchronised is None:
             self._synchronised = Synchronised(self._problem, self._rows, self._classes)
         added += self._synchronised.add(answer)
-        if not self._has_turns:
+        if not self._has_turns and not any(member.gaps.may_compress for member in self._classes):
             self._has_turns = True
             added += add_turns(self._problem, self._rows, self._classes, answer, self._longest, time_limit_s, threads)
         if self._micro_batches == 1:
@@ -239,8 +248,9 @@ class StepLp:
         """What is proved for the time of one micro-batch of one device that has its links for itself, seconds."""
         model, first = LinearModel(), member.blocks[0][1]
         gaps = first.gaps
-        resting = model.add_columns(len(gaps.resting_bytes))
-        block = add_block(model, gaps, member.spec, first.moments, resting, self.unit, self._longest, first_block=False)
+        resting, coded = (model.add_columns(len(gaps.resting_bytes)) for _ in range(2))
+        block = add_block(model, gaps, member.spec, first.moments, resting, coded, self.unit, self._longest,
+                          first_block=False)  # fmt: skip
         end = int(model.add_columns(1, 0.0, self._longest, cost=1.0)[0])
         model.add_row(0.0, INFINITY, (end, 1.0), (block.end_time, -1.0))
         answer = model.solve(time_limit_s=time_limit_s, threads=threads, one_of_each=True)

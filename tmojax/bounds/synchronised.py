@@ -10,6 +10,7 @@ from tmojax.bounds.critical_path import JointPaths, joint_paths
 from tmojax.bounds.device_classes import shared_links
 from tmojax.bounds.ends import still_crossing
 from tmojax.bounds.highs import Answer
+from tmojax.bounds.placement import leaving
 from tmojax.bounds.windows import VIOLATED, Side, sides_of
 from tmojax.problem import Problem
 
@@ -22,6 +23,7 @@ class Synchronised:
     def __init__(self, problem: Problem, rows: StepRows, classes: list[ClassColumns]) -> None:
         self._problem, self._rows, self._classes = problem, rows, classes
         self._joint = joint_paths(problem, COLLECTIVES) if problem.workload.collectives else []
+        self._leaving = {member.name: leaving(problem, member) for member in classes}
 
     def add(self, answer: Answer) -> int:
         """Add for every shared link and collective the row that `answer` violates most; their number."""
@@ -33,6 +35,7 @@ class Synchronised:
             for link in sorted(shared_links(self._problem)):
                 if sides := [side for side in sides_of(link, self._classes) if _takes_part(side[0], paths)]:
                     added += self._add(paths, arrival, link, sides, answer)
+                    added += sum(self._add_placed(paths, arrival, link, side[0], answer) for side in sides if side[1])
         return added
 
     def _arrival(self, paths: JointPaths, answer: Answer) -> tuple[float, float, list[tuple[int, float]], str] | None:
@@ -82,6 +85,25 @@ class Synchronised:
             return 0
         self._rows.add(f"link {spec.name} after a collective for which {name} has waited", 1.0, least,
                        [*((c, -v) for c, v in terms), *((c, -v / rate) for c, v in flows)])  # fmt: skip
+        return 1
+
+    def _add_placed(
+        self, paths: JointPaths, arrival: tuple[float, float, list[tuple[int, float]], str], link: int,
+        member: ClassColumns, answer: Answer,
+    ) -> int:  # fmt: skip
+        """The same for state that has no place on the devices between two steps, and leaves plain after its update."""
+        slots, left_bytes = self._leaving[member.name]
+        if not len(slots):
+            return 0
+        spec, unit = self._problem.machine.links[link], self._rows.unit
+        arrived, constant, terms, name = arrival
+        since_s = np.min([paths.since_s[d] for d in member.spec.devices], axis=0)[slots]
+        ends_s = since_s + member.blocks[-1][1].gaps.slot_s[slots]
+        waits_s = float(np.max(ends_s + member.sharing(link) * left_bytes / spec.bandwidth_bytes_per_s))
+        if not arrived + waits_s / unit.time_s > answer.values[self._rows.step] * VIOLATED:
+            return 0
+        self._rows.add(f"state placed elsewhere, over link {spec.name}, after a collective for which {name} has waited",
+                       1.0, constant + waits_s / unit.time_s, [(c, -v) for c, v in terms])  # fmt: skip
         return 1
 
     def _collective_bytes(self, paths: JointPaths, link: int, wait_s: float) -> float:

@@ -98,8 +98,8 @@ def _least_bytes(
     """(bytes, slope): what one device, which has its links for itself, sends at least in a micro-batch of `length`
     units of time; in one that is longer by d, less by no more than slope * d. None where nothing was proved."""
     model = LinearModel()
-    resting = model.add_columns(len(like.gaps.resting_bytes))
-    block = add_block(model, like.gaps, member.spec, like.moments, resting, unit, longest,
+    resting, coded = (model.add_columns(len(like.gaps.resting_bytes)) for _ in range(2))
+    block = add_block(model, like.gaps, member.spec, like.moments, resting, coded, unit, longest,
                       first_block=like is member.blocks[0][1])  # fmt: skip
     sent = _sent(block, j, *crosses, last)
     total = int(model.add_columns(1, 0.0, sum(model.most(column) for column, _ in sent), cost=1.0)[0])
