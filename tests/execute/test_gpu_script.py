@@ -23,7 +23,7 @@ def test_the_script_runs_and_records(tmp_path):
     assert runtime["loss"] == pytest.approx(ordinary["loss"], rel=1e-3)
     assert jitted["loss"] == pytest.approx(ordinary["loss"], rel=1e-3)
     assert 0 < runtime["counted_bytes"] <= runtime["planned_bytes"] <= runtime["capacity_bytes"]
-    assert "compiled for" in jitted["verification"][-1]  # or why it is not
+    assert any("compiled for" in line for line in jitted["verification"])  # or why it is not
     assert all(row["step_s"] > 0 for row in found["rows"])
     assert runtime["predicted_s"] > 0 and "backward" in runtime["categories"]
     assert done.stdout == (tmp_path / "table.md").read_text()

@@ -207,7 +207,7 @@ def explicit_step(
     moved = {f"chain.input{index}" for index, gone in enumerate(timing.gone_after) if gone != _STAYS}
     assert moved == set(decided.names(NameAction.OFFLOAD))
     loss = loss_of(explicit_chain(block, timing))
-    verification = verified(loss, decided, params, batch, platform, compile_for, explicit=True)
+    verification = verified(loss, decided, problem, params, batch, platform, compile_for, explicit=True)
     step = step_of(loss, optimizer, decided.micro_batches, axis_name, problem.workload.device_count)
     return JittedStep(loss, decided, verification, step, shapes_of(params, batch)), timing
 

@@ -65,7 +65,7 @@ class Verification:
     """What was found, per micro-batch and device. `moves`: `device_put` equations to the host; the lowering has as many
     placements on the host and on the device. `void`: why a GPU compiler would keep on the device what the jaxpr
     offloads, or the empty string. `compiled`: what a compiler for GPUs made of it; in exports without, `not_compiled`
-    says why.
+    says why. `capacity_bytes`: what the plan lets a GPU have.
     """
 
     names: int
@@ -78,6 +78,7 @@ class Verification:
     void: str
     compiled: GpuCompile | None = None
     not_compiled: str = ""
+    capacity_bytes: int = 0
 
     def lines(self) -> list[str]:
         """The verification as lines of text."""
@@ -90,6 +91,12 @@ class Verification:
         text += [f"void on a GPU: {self.void}"] * bool(self.void)
         if self.compiled is not None:
             text.append(self.compiled.line())
+            over = self.compiled.peak_bytes - self.capacity_bytes
+            if over > 0:
+                text.append(
+                    f"that peak is {over} bytes more than a GPU has by the plan ({self.capacity_bytes}), because XLA "
+                    f"orders recomputation itself: plan for less, or run the plan with PlannedStep"
+                )
         return text + [f"not compiled for a GPU: {self.not_compiled}"] * bool(self.not_compiled)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -120,17 +120,19 @@ def jitted_step(
     """
     decided = named_plan(imported, reach := reach_of(loss, params, batch, imported), problem, plan)
     under_plan = planned_loss(loss, decided, reach.scanned)
-    verification = verified(under_plan, decided, params, batch, platform, compile_for)
+    verification = verified(under_plan, decided, problem, params, batch, platform, compile_for)
     step = step_of(under_plan, optimizer, decided.micro_batches, axis_name, problem.workload.device_count)
     return JittedStep(under_plan, decided, verification, step, shapes_of(params, batch))
 
 
 def verified(
-    loss: Loss, plan: NamedPlan, params: Any, batch: Any, platform: str | None, compile_for: str | None,
-    explicit: bool = False,
+    loss: Loss, plan: NamedPlan, problem: Problem, params: Any, batch: Any, platform: str | None,
+    compile_for: str | None, explicit: bool = False,
 ) -> Verification:
     """All checks of an export, as far as they can be made here."""
-    verification = verify(loss, params, batch, plan, explicit=explicit)
+    verification = replace(
+        verify(loss, params, batch, plan, explicit=explicit), capacity_bytes=problem.capacity_bytes(0)
+    )  # fmt: skip
     require_effective(verification, platform or jax.default_backend())
     return with_compile(verification, loss, plan, params, batch, compile_for)
 
