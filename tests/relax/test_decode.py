@@ -4,10 +4,24 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from random_steps import random_choice, random_problem
+from random_steps import random_choice, random_problem, shared_path_machine
 
 from tmojax.check import check
-from tmojax.problem import Kind, LinkPolicyKind, keep_all_footprint_bytes
+from tmojax.planners.simple import OffloadAll
+from tmojax.problem import (
+    Action,
+    Kind,
+    Lifetime,
+    LinkPolicyKind,
+    Op,
+    Phase,
+    Problem,
+    Program,
+    Tensor,
+    TensorKind,
+    Workload,
+    keep_all_footprint_bytes,
+)
 from tmojax.problem.step_view import view_step
 from tmojax.relax.coordinate import Coordination, assemble
 from tmojax.relax.decisions import Choice, DeviceDecision, keep_everything
@@ -101,3 +115,23 @@ def test_the_first_micro_batch_may_decide_differently():
             seen += 1
             assert counts[0] > plain[0]
     assert seen >= 5
+
+
+def test_what_comes_in_does_not_wait_for_all_that_leaves_by_hand():
+    """Two updates of 60 and 40 bytes each, of which only one fits. As soon as `a` has left, at 3.602 s, there is room
+    for `c`, 0.6 s; `b` leaves in the meantime; `d` has come at 4.602 s."""
+    sizes = {"a": 60, "b": 40, "c": 60, "d": 40}
+    tensors = tuple(Tensor(n, size, TensorKind.OPTIMIZER_STATE, Lifetime.STATE) for n, size in sizes.items())
+    updates = tuple(
+        Op(f"u{i}", Phase.OPTIMIZER, 1.0, updates=(i, i + 1), recomputable=False, step_op=True) for i in (0, 2)
+    )
+    forward = Op("f", Phase.FORWARD, 1.0, workspace_bytes=100, recomputable=False)
+    workload = Workload("two", (Program("p", tensors, (forward, *updates)),), (0,), 1, "synthetic")
+    problem = Problem("two", workload, shared_path_machine(1, 100), frozenset({Action.OFFLOAD}))
+    plan = OffloadAll().plan(problem)
+    rows = plan.schedule.lists[0]
+    moved = [(Kind(row["kind"]), int(row["tensor"])) for row in rows if row["kind"] in (Kind.PREFETCH, Kind.RELEASE)]
+    P, R = Kind.PREFETCH, Kind.RELEASE
+    assert moved == [(P, 0), (P, 1), (R, 0), (P, 2), (R, 1), (P, 3), (R, 2), (R, 3)]
+    assert check(problem, plan.schedule).valid
+    assert plan.step_s == pytest.approx(4.602 + 1.001 + 1.0)

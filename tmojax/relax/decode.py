@@ -77,7 +77,7 @@ def decode(problem: Problem, view: StepView, decision: DeviceDecision, *, capaci
     template = build_template(problem, view, decision)
     first, last = (build_template(problem, view, decision, **{which: True}) for which in ("first", "last"))
     step = unroll(problem, view, decision, template, last, first)
-    release, prefetch, failed = fit(step.profile_bytes, step.gaps, capacity, lookahead_runs, release_at_once)
+    release, prefetch, load, failed = fit(step.profile_bytes, step.gaps, capacity, lookahead_runs, release_at_once)
     if failed >= 0:
         over = int(step.profile_bytes[failed]) - capacity
         runs = step.kind[: failed + 1]  # of an op that is encoded for or decoded for, the op before
@@ -85,7 +85,7 @@ def decode(problem: Problem, view: StepView, decision: DeviceDecision, *, capaci
         op, micro_batch = int(step.op[at]), int(step.micro_batch[at])
         return DoesNotFit(view.device, op, micro_batch, over, wanted_by=_wanted_by(step, at))
     share_clean_copies(step.gaps, release, prefetch)
-    return _emit(problem, view, decision, step, release, prefetch, device)
+    return _emit(problem, view, decision, step, release, prefetch, capacity - load, device)
 
 
 def _wanted_by(step: UnrolledStep, at: int) -> int:
@@ -110,7 +110,7 @@ def check_ways(machine: Machine, device: int, decision: DeviceDecision) -> None:
             )
 
 
-def _emit(problem, view, decision, step: UnrolledStep, release, prefetch, number: int) -> DeviceList:
+def _emit(problem, view, decision, step: UnrolledStep, release, prefetch, spare_bytes, number: int) -> DeviceList:
     program = problem.workload.program(view.device)
     machine, device = problem.machine, problem.machine.devices[number]
     lender = machine.devices[decision.lender].memory if decision.borrows else -1
@@ -119,8 +119,8 @@ def _emit(problem, view, decision, step: UnrolledStep, release, prefetch, number
     by_prefetch = np.lexsort((gaps[:, END], prefetch))
     by_end = np.argsort(gaps[:, END], kind="stable")
     table, compute_row = rows_of(
-        step.kind, step.op, step.micro_batch, decision.codec, step.freed, gaps, release, prefetch, by_release,
-        by_prefetch, by_end, device.memory, np.array([device.host_memory, lender]),
+        step.kind, step.op, step.micro_batch, decision.codec, step.freed, gaps, release, prefetch,
+        spare_bytes, by_release, by_prefetch, by_end, device.memory, np.array([device.host_memory, lender]),
     )  # fmt: skip
     rows = blank_rows(len(table))
     names = ("kind", "op", "micro_batch", "tensor", "form", "memory", "to_memory")

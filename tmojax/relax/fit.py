@@ -84,7 +84,7 @@ def state_gaps(tensors, sizes, on_host, shortest, use_ptr, run, changes, total, 
 
 @njit(cache=True)
 def fit(profile, gaps, capacity, lookahead, release_at_once):  # pragma: no cover - compiled
-    """(release_before_run [M], resident_from_run [M], failed run or -1).
+    """(release_before_run [M], resident_from_run [M], bytes [R] at each run, failed run or -1).
 
     Two passes of first-in-first-out eviction: forwards, what was written first is released first, when memory must
     be found; backwards, what is needed last is prefetched last.
@@ -125,7 +125,7 @@ def fit(profile, gaps, capacity, lookahead, release_at_once):  # pragma: no cove
                 gap += 1
             oldest = gap
         if profile[run] + held_bytes > capacity:
-            return release, prefetch, run
+            return release, prefetch, load, run
         load[run] += held_bytes
     for gap in range(count):
         if held[gap]:
@@ -177,15 +177,16 @@ def fit(profile, gaps, capacity, lookahead, release_at_once):  # pragma: no cove
     while entered >= 0:  # wanted by the very first run
         prefetch[by_end[entered]] = gaps[by_end[entered], 5]
         entered -= 1
-    return release, prefetch, -1
+    return release, prefetch, load, -1
 
 
 @njit(cache=True)
-def rows_of(kind, op, micro_batch, codec, freed, gaps, release, prefetch, by_release, by_prefetch, by_end,
+def rows_of(kind, op, micro_batch, codec, freed, gaps, release, prefetch, spare_bytes, by_release, by_prefetch, by_end,
           device_memory, away_memory):  # fmt: skip  # pragma: no cover - compiled
     """(rows [n, 7], compute_row [U]): kind, op, instance or micro-batch, tensor, form, source, destination.
 
-    away_memory [2]: where gaps that do not go to a peer, and those that do, have their copies.
+    spare_bytes [U]: of the device's memory at each run. away_memory [2]: where gaps that do not go to a peer, and those
+    that do, have their copies.
     """
     runs, count = op.shape[0], gaps.shape[0]
     rows = np.empty((runs + freed.shape[0] + 4 * count, 7), np.int64)
@@ -194,23 +195,46 @@ def rows_of(kind, op, micro_batch, codec, freed, gaps, release, prefetch, by_rel
     while next_written < count and gaps[next_written, 3] < 0:
         next_written += 1
     for run in range(runs + 1):
-        while next_release < count and release[by_release[next_release]] <= run:
-            gap = by_release[next_release]
+        # What leaves between two runs may still be there when something comes in as soon as that has room: behind all
+        # of both, `spare_bytes` are free at least.
+        yet_to_leave, yet_to_come = 0, 0
+        at = next_release
+        while at < count and release[by_release[at]] <= run:
+            gap = by_release[at]
             if gaps[gap, 4] >= 0 and (prefetch[gap] > release[gap] or gaps[gap, 5] >= runs):
-                rows[n] = (3, -1, gaps[gap, 1], gaps[gap, 0], gaps[gap, 8], device_memory, -1)
-                n += 1
-            next_release += 1
-        if run == runs:
-            break
-        while next_prefetch < count and prefetch[by_prefetch[next_prefetch]] <= run:
+                yet_to_leave += gaps[gap, 2]
+            at += 1
+        at = next_prefetch
+        while run < runs and at < count and prefetch[by_prefetch[at]] <= run:
+            gap = by_prefetch[at]
+            if gaps[gap, 4] < 0 or prefetch[gap] > release[gap]:
+                yet_to_come += gaps[gap, 2]
+            at += 1
+        while True:
+            may_leave = next_release < count and release[by_release[next_release]] <= run
+            may_come = run < runs and next_prefetch < count and prefetch[by_prefetch[next_prefetch]] <= run
+            if not may_leave and not may_come:
+                break
+            size = gaps[by_prefetch[next_prefetch], 2] if may_come else 0
+            if may_leave and (not may_come or yet_to_leave > yet_to_come - size + spare_bytes[run]):
+                gap = by_release[next_release]
+                if gaps[gap, 4] >= 0 and (prefetch[gap] > release[gap] or gaps[gap, 5] >= runs):
+                    rows[n] = (3, -1, gaps[gap, 1], gaps[gap, 0], gaps[gap, 8], device_memory, -1)
+                    n += 1
+                    yet_to_leave -= gaps[gap, 2]
+                next_release += 1
+                continue
             gap = by_prefetch[next_prefetch]
             if gaps[gap, 4] < 0 or prefetch[gap] > release[gap]:
+                yet_to_come -= size
                 rows[n] = (2, -1, gaps[gap, 1], gaps[gap, 0], gaps[gap, 8], away_memory[gaps[gap, 9]], device_memory)
                 n += 1
                 if gaps[gap, 9] == 1:  # a peer's memory is given back as soon as it can be
                     rows[n] = (3, -1, gaps[gap, 1], gaps[gap, 0], gaps[gap, 8], away_memory[1], -1)
                     n += 1
             next_prefetch += 1
+        if run == runs:
+            break
         if kind[run] == 4 or kind[run] == 5:
             rows[n] = (kind[run], -1, micro_batch[run], op[run], codec, device_memory, -1)
         else:
