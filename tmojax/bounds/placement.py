@@ -65,7 +65,7 @@ def _add(
     until_s = least_until(problem, member.spec.devices, int(block.gaps.slot_op[slot]))
     moments = block.moments
     passed_s = until_s[moments.slots] - moments.from_slot_s
-    for j in np.flatnonzero(moments.places <= 2 * slot + 1):
+    for j in np.flatnonzero(moments.places <= 2 * slot + 1).tolist():
         if j + 1 < len(passed_s) and passed_s[j] - passed_s[j + 1] <= _compute_s(block, j) * (1 + 1e-9):
             continue  # the row of the next moment says more
         least = (float(passed_s[j]) + (sharing + 1) / 2 * one_s) / unit_s

@@ -134,14 +134,14 @@ class StepLp:
         coded = dict(zip(resting, map(int, model.add_columns(len(resting))), strict=True))
         # The first and the last micro-batch have their own decisions, because windows of time begin and end in them.
         repeats = [1] if count == 1 else [1, 1] if count == 2 else [1, count - 2, 1]
+        columns = [[np.array([way[int(t)] for t in gaps.resting], np.int64) for way in (shares, coded)]
+                   for gaps in read]  # fmt: skip
         # Of the earlier ones all have the same gaps and moments.
         moments = [choose_moments(gaps, spec.capacity_bytes, tight, exact) for gaps in read]
         blocks = tuple(
-            (n, add_block(model, gaps, spec, at, *(np.array([way[int(t)] for t in gaps.resting], np.int64)
-                                                   for way in (shares, coded)),
-                          self.unit, self._longest, first_block=place == 0, whole=self._whole and n == 1))
-            for place, (n, gaps, at) in enumerate(zip(repeats, [read[0]] * (len(repeats) - 1) + [read[-1]],
-                                                      [moments[0]] * (len(repeats) - 1) + [moments[-1]], strict=True))
+            (n, add_block(model, read[which], spec, moments[which], columns[which][0], columns[which][1], self.unit,
+                          self._longest, first_block=place == 0, whole=self._whole and n == 1))
+            for place, (n, which) in enumerate(zip(repeats, [0] * (len(repeats) - 1) + [-1], strict=True))
         )  # fmt: skip
         add_seams(model, blocks, self.unit.size_bytes)
         if any(block.coding >= 0 for _, block in blocks):
