@@ -7,7 +7,9 @@ from statistics import median
 import numpy as np
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.text import Annotation
 from matplotlib.ticker import LogLocator, NullFormatter
+from matplotlib.transforms import Bbox
 
 from experiments.quality.rows import HEADROOM, HEURISTIC_NAMES, MODEL_NAMES, Row
 from tmojax.report.figure_style import BLACK, BLUE, GREY, ORANGE, VERMILLION, figure_settings
@@ -124,12 +126,13 @@ def draw_time(rows: list[Row]) -> Figure:
         left.legend(loc="upper right")
         rivals = [rival for rival in (*HEURISTIC_NAMES, "local-search", "gradient", *MODEL_NAMES)
                   if sum(row.gap(rival) is not None for row in rows) * 2 >= len(rows)]  # fmt: skip
+        labels = []
         for rival in rivals:
             found = [(row.runs[rival]["plan_cpu_s"], gap) for row in rows if (gap := row.gap(rival)) is not None]
             place = (median(seconds for seconds, _ in found), max(median(gap for _, gap in found), LEAST))
             right.plot(*place, "o", color=COLOUR.get(rival, BLACK), markersize=4.5)
-            right.annotate(rival, place, textcoords="offset points", xytext=(5, -8 if rival == "gradient" else 3),
-                           fontsize=7.5)  # fmt: skip
+            offset = (5, -8 if rival == "gradient" else 3)
+            labels.append(right.annotate(rival, place, textcoords="offset points", xytext=offset, fontsize=7.5))
         right.set_xlabel("planning, CPU seconds (median)")
         right.set_title("single planners, where at least half have a plan")
         right.margins(x=0.25)
@@ -139,4 +142,16 @@ def draw_time(rows: list[Row]) -> Figure:
             axes.grid()
             axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         _gap_axis(left.yaxis)
+        figure.draw_without_rendering()
+        _separate(labels)
         return figure
+
+
+def _separate(labels: list[Annotation]) -> None:
+    """Move labels up, the lowest first, until none covers another."""
+    placed: list[Bbox] = []
+    for label in sorted(labels, key=lambda label: label.get_window_extent().y0):
+        while any(label.get_window_extent().overlaps(other) for other in placed):
+            x, y = label.get_position()
+            label.set_position((x, y + 1))
+        placed.append(label.get_window_extent())

@@ -191,5 +191,5 @@ def test_every_export_asks_the_compiler_and_what_it_voids_is_an_error(monkeypatc
 def test_unknown_targets_are_errors():
     with pytest.raises(InputError, match="target: 'k80' is unknown; choose one of a100, h100"):
         jitted_gpu.target_device("k80")
-    with pytest.raises(InputError, match="target: 'k80' is unknown"):
+    with pytest.raises(InputError, match="compile_for: 'k80' is unknown"):
         export("mlp", 0.65, compile_for="k80")

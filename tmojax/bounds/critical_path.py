@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tmojax.errors import InputError
-from tmojax.problem import Problem
+from tmojax.problem import Op, Problem
+
+_Kind = tuple[int, tuple[str, ...]]  # a program and the collectives that a device takes part in
+_Sequence = list[tuple[int, int, int]]  # (op, micro-batch, node) in the order of a device
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,10 +62,9 @@ def least_until(problem: Problem, devices: tuple[int, ...], op: int) -> np.ndarr
     last, found = problem.workload.micro_batches - 1, []
     for kind in {kinds[device] for device in devices}:
         ops = problem.workload.programs[kind[0]].ops
-        ends = [(index, node) for index, k, node in sequences[kind]
-                if not ops[index].collective and (ops[index].step_op or k == last)]  # fmt: skip
-        rest = nodes.longest_until(dict(ends)[op])
-        found.append([rest[node] for _, node in sorted(ends)])
+        at = _at_end(sequences[kind], ops, last)
+        rest = nodes.longest_until(at[op])
+        found.append(rest[list(at.values())])
     return np.min(found, axis=0)
 
 
@@ -84,17 +86,15 @@ def joint_paths(problem: Problem, most: int) -> list[JointPaths]:
     kinds, sequences, nodes = _graph(problem, "default")
     workload = problem.workload
     last, found = workload.micro_batches - 1, []
-    ended = {node for sequence, program in ((sequences[kind], workload.programs[kind[0]]) for kind in sequences)
-             for index, k, node in sequence if program.ops[index].step_op or k == last}  # fmt: skip
-    joint = [(name, node) for (name, _), node in nodes.joint.items() if node in ended]
+    step_ops = {op.collective for program in workload.programs for op in program.ops if op.step_op}
+    joint = [(name, node) for (name, k), node in nodes.joint.items() if k == last or name in step_ops]
     chosen = {round(i) for i in np.linspace(0, len(joint) - 1, min(most, len(joint)))}
     for name, node in [joint[i] for i in sorted(chosen)]:
         until, since = nodes.longest_until(node) - nodes.duration_s[node], nodes.longest_since(node)
         ways = {}
         for kind, sequence in sequences.items():
-            ops = workload.programs[kind[0]].ops
-            at = sorted((index, n) for index, _, n in sequence if n in ended and not ops[index].collective)
-            ways[kind] = until[[n for _, n in at]], since[[n for _, n in at]]
+            at = list(_at_end(sequence, workload.programs[kind[0]].ops, last).values())
+            ways[kind] = until[at], since[at]
         devices = workload.collective(name).devices
         later = tuple((other, float(since[n])) for other, n in joint if since[n] > -np.inf)
         found.append(JointPaths(devices, {d: ways[kinds[d]][0] for d in devices},
@@ -102,8 +102,10 @@ def joint_paths(problem: Problem, most: int) -> list[JointPaths]:
     return found
 
 
-_Kind = tuple[int, tuple[str, ...]]  # a program and the collectives that a device takes part in
-_Sequence = list[tuple[int, int, int]]  # (op, micro-batch, node) in the order of a device
+def _at_end(sequence: _Sequence, ops: tuple[Op, ...], last: int) -> dict[int, int]:
+    """Compute ops of the last micro-batch and of the step, in the order of the program -> node."""
+    return dict(sorted((index, node) for index, k, node in sequence
+                       if not ops[index].collective and (ops[index].step_op or k == last)))  # fmt: skip
 
 
 def _graph(problem: Problem, order: str) -> tuple[list[_Kind], dict[_Kind, _Sequence], _Nodes]:

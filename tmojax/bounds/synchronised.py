@@ -3,6 +3,8 @@ point 16)."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from tmojax.bounds.columns import ClassColumns, StepRows
@@ -15,6 +17,17 @@ from tmojax.bounds.windows import VIOLATED, Side, sides_of
 from tmojax.problem import Problem
 
 COLLECTIVES = 12  # looked at: neighbours say nearly the same
+
+
+@dataclass(frozen=True)
+class _Arrival:
+    """The latest mean time at which the devices of a class (`name`: of its first device) can have come to a collective,
+    in units of time: the sum of value * column over `terms`, and `least` more; `value`: for an answer."""
+
+    name: str
+    least: float
+    terms: list[tuple[int, float]]
+    value: float
 
 
 class Synchronised:
@@ -38,9 +51,8 @@ class Synchronised:
                     added += sum(self._add_placed(paths, arrival, link, side[0], answer) for side in sides if side[1])
         return added
 
-    def _arrival(self, paths: JointPaths, answer: Answer) -> tuple[float, float, list[tuple[int, float]], str] | None:
-        """(value, constant, terms, class) of the latest mean time at which the devices of a class can have come to the
-        collective, in units of time."""
+    def _arrival(self, paths: JointPaths, answer: Answer) -> _Arrival | None:
+        """Of the class that comes last."""
         found = []
         for member in self._classes:
             if not _takes_part(member, paths):
@@ -54,16 +66,12 @@ class Synchronised:
                 continue
             terms = [*((other.end_time, float(n)) for n, other in member.blocks[:-1]), (int(end.time[j]), 1.0)]
             value = float(left[j]) + sum(v * answer.values[c] for c, v in terms)
-            found.append((value, float(left[j]), terms, member.name))
-        return max(found, key=lambda one: one[0]) if found else None
+            found.append(_Arrival(member.name, float(left[j]), terms, value))
+        return max(found, key=lambda one: one.value, default=None)
 
-    def _add(
-        self, paths: JointPaths, arrival: tuple[float, float, list[tuple[int, float]], str], link: int,
-        sides: list[Side], answer: Answer,
-    ) -> int:  # fmt: skip
+    def _add(self, paths: JointPaths, arrival: _Arrival, link: int, sides: list[Side], answer: Answer) -> int:
         spec, unit = self._problem.machine.links[link], self._rows.unit
         rate = unit.rate(spec.bandwidth_bytes_per_s)
-        arrived, constant, terms, name = arrival
         since = [np.min([paths.since_s[d] for d in member.spec.devices], axis=0)[member.blocks[-1][1].moments.slots]
                  + member.blocks[-1][1].moments.from_slot_s for member, *_ in sides]  # fmt: skip
         best: tuple[float, float, list[tuple[int, float]]] = (0.0, 0.0, [])
@@ -77,33 +85,33 @@ class Synchronised:
                           for column, value in still_crossing(member, leaves, enters, j)]  # fmt: skip
             fixed = self._collective_bytes(paths, link, float(wait_s)) / unit.size_bytes / rate
             fixed += float(wait_s) / unit.time_s
-            value = arrived + fixed + sum(v * answer.values[c] for c, v in flows) / rate
+            value = arrival.value + fixed + sum(v * answer.values[c] for c, v in flows) / rate
             if value > best[0]:
-                best = (value, constant + fixed, flows)
-        value, least, flows = best
+                best = (value, fixed, flows)
+        value, fixed, flows = best
         if value <= answer.values[self._rows.step] * VIOLATED:
             return 0
-        self._rows.add(f"link {spec.name} after a collective for which {name} has waited", 1.0, least,
-                       [*((c, -v) for c, v in terms), *((c, -v / rate) for c, v in flows)])  # fmt: skip
+        self._rows.add(
+            f"link {spec.name} after a collective for which {arrival.name} has waited", 1.0, arrival.least + fixed,
+            [*((c, -v) for c, v in arrival.terms), *((c, -v / rate) for c, v in flows)],
+        )  # fmt: skip
         return 1
 
     def _add_placed(
-        self, paths: JointPaths, arrival: tuple[float, float, list[tuple[int, float]], str], link: int,
-        member: ClassColumns, answer: Answer,
-    ) -> int:  # fmt: skip
+        self, paths: JointPaths, arrival: _Arrival, link: int, member: ClassColumns, answer: Answer
+    ) -> int:
         """The same for state that has no place on the devices between two steps, and leaves plain after its update."""
         slots, left_bytes = self._leaving[member.name]
         if not len(slots):
             return 0
         spec, unit = self._problem.machine.links[link], self._rows.unit
-        arrived, constant, terms, name = arrival
         since_s = np.min([paths.since_s[d] for d in member.spec.devices], axis=0)[slots]
         ends_s = since_s + member.blocks[-1][1].gaps.slot_s[slots]
-        waits_s = float(np.max(ends_s + member.sharing(link) * left_bytes / spec.bandwidth_bytes_per_s))
-        if not arrived + waits_s / unit.time_s > answer.values[self._rows.step] * VIOLATED:
+        fixed = float(np.max(ends_s + member.sharing(link) * left_bytes / spec.bandwidth_bytes_per_s)) / unit.time_s
+        if arrival.value + fixed <= answer.values[self._rows.step] * VIOLATED:
             return 0
-        self._rows.add(f"state placed elsewhere, over link {spec.name}, after a collective for which {name} has waited",
-                       1.0, constant + waits_s / unit.time_s, [(c, -v) for c, v in terms])  # fmt: skip
+        label = f"state placed elsewhere, over link {spec.name}, after a collective for which {arrival.name} has waited"
+        self._rows.add(label, 1.0, arrival.least + fixed, [(c, -v) for c, v in arrival.terms])
         return 1
 
     def _collective_bytes(self, paths: JointPaths, link: int, wait_s: float) -> float:

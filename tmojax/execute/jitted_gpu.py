@@ -169,13 +169,13 @@ def with_compile(
     Raises InputError for an unknown target, and where there is a compiler as `compiled_gradient`.
     """
     if target is not None:
-        _require_known(target)
+        _require_known(target, "compile_for")
     reason = "compile_for is None" if target is None else missing()
     if target is None or reason:
         return replace(verification, not_compiled=reason)
     return replace(verification, compiled=compiled_gradient(loss, plan, params, batch, target))
 
 
-def _require_known(target: str) -> None:
+def _require_known(target: str, field: str = "target") -> None:
     if target not in TARGETS:
-        raise InputError(f"target: {target!r} is unknown; choose one of {', '.join(TARGETS)}")
+        raise InputError(f"{field}: {target!r} is unknown; choose one of {', '.join(TARGETS)}")
